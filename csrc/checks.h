@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+#include "sizes.h"
 #include "transduce.h"
 
 #define MAX_WIDTH ((int64_t)1 << 28) /* inputs or outputs of a linear map */
@@ -56,7 +57,7 @@ static inline int is_tensor(int64_t one, int64_t two, int64_t three)
 /* Whether panels have `rows` rows and whole columns, if there are any. */
 static inline int are_panels(td_panels panels, int64_t rows, int64_t columns)
 {
-    return !panels.data || (panels.rows >= rows && columns % 32 == 0);
+    return !panels.data || (panels.rows >= rows && columns % PANEL_WIDTH == 0);
 }
 
 /* Whether a pointer is NULL although it should point to `count` elements. */

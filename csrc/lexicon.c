@@ -1,10 +1,13 @@
 /* IBM model 1 (Brown et al., 1993), learned by expectation maximisation.
  *
  * Each iteration goes through the corpus source id by source id, so that the
- * probabilities of one source id lie in one array that is indexed by target id:
+ * probabilities of one source id lie in one array that is indexed by target id. For
+ * each target word e of a sentence pair, where f runs over the source words and the
+ * NULL word:
  *
- *   1. Expectation: add t(target | source) to the sum of each target word.
- *   2. Maximisation: count each target word by its share, and divide by the total.
+ *   1. sum(e) = sum over f of t(e | f)                                  (sum_targets)
+ *   2. count(e, f) += t(e | f) / sum(e); then t(e | f) becomes the share of
+ *      count(e, f) in the counts of all targets of f                     (learn_rows)
  *
  * Sums run in the order of ids and sentences, so that results do not depend on the
  * number of threads.
@@ -22,9 +25,9 @@
 
 /* Probabilities below it are dropped: the rows of frequent words stay short. */
 #define MIN_PROBABILITY 1e-5
-#define FEW 32 /* share of the vocabulary up to which ids are sorted by comparison */
+#define SORTED_SHARE 32 /* fewer ids than vocab / SORTED_SHARE are sorted by qsort */
 
-/* Targets of one source id with their probabilities, by rising id. */
+/* Targets of one source id with their probabilities, by ascending id. */
 typedef struct {
     int64_t count;
     int32_t *tokens;
@@ -33,14 +36,15 @@ typedef struct {
 
 typedef struct {
     const td_sentence_pairs *pairs;
-    int64_t num_rows;   /* source ids, and one row for no source */
-    int64_t *first;     /* [num_rows + 1]: where a row's sentences begin */
-    int32_t *sentences; /* with each id, one entry for each time that it occurs */
-    float *weights;     /* of each target word: 1 / sum of its probabilities */
-    Row *rows;          /* NULL tokens: all probabilities are equal */
-    float *probs;       /* [threads, target_vocab]: of one source id; else 0 */
-    double *counts;     /* [threads, target_vocab]: of one source id; else 0 */
-    int32_t *seen;      /* [threads, target_vocab]: targets with a count */
+    int64_t num_rows;    /* source ids, and one row for the NULL word */
+    int64_t *first;      /* [num_rows + 1]: where a row's sentences begin */
+    int32_t *sentences;  /* with each id, one entry for each time that it occurs */
+    float *inverse_sums; /* of each target word: 1 / sum(e) */
+    Row *rows;           /* NULL tokens: all probabilities are equal */
+    /* A thread's row of one source id, indexed by target; zeros between rows. */
+    float *probs;                /* [threads, target_vocab] */
+    double *counts;              /* [threads, target_vocab] */
+    int32_t *seen;               /* [threads, target_vocab]: targets with a count */
     atomic_int is_out_of_memory; /* whether any thread lacked memory */
 } Learning;
 
@@ -63,7 +67,8 @@ static int64_t find_sentence(const Learning *learning, int64_t row, int64_t sent
     return low;
 }
 
-static void spread(const Row *row, int64_t vocab, float *probs)
+/* Write a row's probabilities to their places in an array [vocab]. */
+static void scatter_row(const Row *row, int64_t vocab, float *probs)
 {
     if (!row->tokens) {
         for (int64_t i = 0; i < vocab; i++)
@@ -74,7 +79,8 @@ static void spread(const Row *row, int64_t vocab, float *probs)
         probs[row->tokens[i]] = row->probs[i];
 }
 
-static void clear(const Row *row, int64_t vocab, float *probs)
+/* Set the places of a row's targets to zero. */
+static void clear_row(const Row *row, int64_t vocab, float *probs)
 {
     if (!row->tokens) {
         memset(probs, 0, (size_t)vocab * sizeof *probs);
@@ -84,31 +90,32 @@ static void clear(const Row *row, int64_t vocab, float *probs)
         probs[row->tokens[i]] = 0.0f;
 }
 
-/* Sum up the probabilities of the target words of some sentences. */
-static void weigh_sentences(void *shared, int64_t begin, int64_t end, int worker)
+/* Step 1 for some sentences: the inverse sums of their target words. */
+static void sum_targets(void *shared, int64_t begin, int64_t end, int worker)
 {
     const Learning *learning = shared;
     const td_sentence_pairs *pairs = learning->pairs;
     const int64_t vocab = pairs->target_vocab;
     const int64_t first = begin_of(pairs->target_ends, begin);
     const int64_t last = begin_of(pairs->target_ends, end);
-    float *probs = learning->probs + worker * vocab, *weights = learning->weights;
-    memset(weights + first, 0, (size_t)(last - first) * sizeof *weights);
+    float *probs = learning->probs + worker * vocab;
+    float *inverse_sums = learning->inverse_sums;
+    memset(inverse_sums + first, 0, (size_t)(last - first) * sizeof *inverse_sums);
     for (int64_t row = 0; row < learning->num_rows; row++) {
         int64_t i = find_sentence(learning, row, begin);
         if (i == learning->first[row + 1] || learning->sentences[i] >= end)
             continue;
-        spread(learning->rows + row, vocab, probs);
+        scatter_row(learning->rows + row, vocab, probs);
         for (; i < learning->first[row + 1] && learning->sentences[i] < end; i++) {
             const int64_t sentence = learning->sentences[i];
             const int64_t stop = pairs->target_ends[sentence];
             for (int64_t k = begin_of(pairs->target_ends, sentence); k < stop; k++)
-                weights[k] += probs[pairs->targets[k]];
+                inverse_sums[k] += probs[pairs->targets[k]];
         }
-        clear(learning->rows + row, vocab, probs);
+        clear_row(learning->rows + row, vocab, probs);
     }
     for (int64_t k = first; k < last; k++)
-        weights[k] = weights[k] > 0.0f ? 1.0f / weights[k] : 0.0f;
+        inverse_sums[k] = inverse_sums[k] > 0.0f ? 1.0f / inverse_sums[k] : 0.0f;
 }
 
 static int compare_tokens(const void *one, const void *other)
@@ -121,7 +128,7 @@ static int compare_tokens(const void *one, const void *other)
 static void sort_seen(int32_t *seen, int64_t num_seen, const double *counts,
                       int64_t vocab)
 {
-    if (num_seen < vocab / FEW) {
+    if (num_seen < vocab / SORTED_SHARE) {
         qsort(seen, (size_t)num_seen, sizeof *seen, compare_tokens);
         return;
     }
@@ -164,7 +171,7 @@ static int replace_row(Row *row, int32_t *seen, int64_t num_seen, double *counts
     return 1;
 }
 
-/* Learn the probabilities of some rows anew. */
+/* Step 2 for some source ids: their counts and new probabilities. */
 static void learn_rows(void *shared, int64_t begin, int64_t end, int worker)
 {
     Learning *learning = shared;
@@ -177,19 +184,19 @@ static void learn_rows(void *shared, int64_t begin, int64_t end, int worker)
         int64_t num_seen = 0;
         if (learning->first[row] == learning->first[row + 1])
             continue;
-        spread(learning->rows + row, vocab, probs);
+        scatter_row(learning->rows + row, vocab, probs);
         for (int64_t i = learning->first[row]; i < learning->first[row + 1]; i++) {
             const int64_t sentence = learning->sentences[i];
             const int64_t stop = pairs->target_ends[sentence];
             for (int64_t k = begin_of(pairs->target_ends, sentence); k < stop; k++) {
                 const int32_t token = pairs->targets[k];
-                const float share = probs[token] * learning->weights[k];
+                const float share = probs[token] * learning->inverse_sums[k];
                 if (share > 0.0f && counts[token] == 0.0)
                     seen[num_seen++] = token;
                 counts[token] += (double)share;
             }
         }
-        clear(learning->rows + row, vocab, probs);
+        clear_row(learning->rows + row, vocab, probs);
         if (!replace_row(learning->rows + row, seen, num_seen, counts, vocab))
             learning->is_out_of_memory = 1; /* the others go on */
     }
@@ -246,12 +253,12 @@ static td_status begin_learning(Learning *learning, int num_threads)
         allocate_lines((double)(learning->num_rows + 1) * sizeof(int64_t));
     learning->sentences =
         allocate_lines((sources + (double)pairs->pairs) * sizeof(int32_t));
-    learning->weights = allocate_lines(targets * sizeof(float));
+    learning->inverse_sums = allocate_lines(targets * sizeof(float));
     learning->rows = allocate_zeros((double)learning->num_rows * sizeof(Row));
     learning->probs = allocate_zeros(cells * sizeof(float));
     learning->counts = allocate_zeros(cells * sizeof(double));
     learning->seen = allocate_lines(cells * sizeof(int32_t));
-    if (!learning->first || !learning->sentences || !learning->weights ||
+    if (!learning->first || !learning->sentences || !learning->inverse_sums ||
         !learning->rows || !learning->probs || !learning->counts || !learning->seen)
         return TD_OUT_OF_MEMORY;
     list_sentences(learning);
@@ -267,7 +274,7 @@ static void end_learning(Learning *learning)
     free(learning->rows);
     free(learning->first);
     free(learning->sentences);
-    free(learning->weights);
+    free(learning->inverse_sums);
     free(learning->probs);
     free(learning->counts);
     free(learning->seen);
@@ -329,8 +336,8 @@ td_status td_learn_lexicon(const td_sentence_pairs *pairs, int64_t iterations,
     Learning learning = {.pairs = pairs};
     status = begin_learning(&learning, num_threads);
     for (int64_t i = 0; status == TD_OK && i < iterations; i++) {
-        /* Few parts, as each spreads all rows. */
-        parallel_for(weigh_sentences, &learning, pairs->pairs,
+        /* Few parts, as each goes through all rows. */
+        parallel_for(sum_targets, &learning, pairs->pairs,
                      ceil_div(pairs->pairs, 2 * (int64_t)num_threads), num_threads);
         parallel_for(learn_rows, &learning, learning.num_rows, 1, num_threads);
         if (learning.is_out_of_memory)

@@ -86,8 +86,8 @@ static int64_t monotonic_ns(void)
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-/* Spin until `is_equal` says whether the number is `value`, but not for longer than
- * SPIN_NS: a bound by time, as a pause takes from 1 to 140 cycles. */
+/* Spin until the number equals `value` (is_equal is 1) or differs from it (0), for
+ * SPIN_NS at most. The bound is a time, as a pause takes from 1 to 140 cycles. */
 static void spin_until(_Atomic unsigned *number, int is_equal, unsigned value)
 {
     const int64_t end = monotonic_ns() + SPIN_NS;

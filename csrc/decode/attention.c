@@ -1,4 +1,5 @@
-/* Attention of one row at a time. */
+/* Attention of one row at a time: its scores, their softmax, and the average of the
+ * values, stage by stage for all heads. */
 #include "decode/attention.h"
 
 #include <math.h>

@@ -9,14 +9,14 @@
 #include "isa/name.h"
 #include "simd/vec.h"
 
-/* Let one row attend to `count` slots of an entry of the caches: the first ones in
- * work->slots, at least one. `additive` [num_heads, d_k] is NULL unless scores are
- * additive. */
+/* Compute softmax(q K^T / sqrt(d_k)) V for one row and all heads. K and V are in an
+ * entry of the caches, in the first `count` slots that work->slots lists, at least one.
+ * `additive` [num_heads, d_k] is NULL unless scores are additive. */
 TD_INTERNAL void attend(Workspace *work, int64_t row, int64_t entry,
                         const KvCache *keys, const KvCache *values,
                         const float *additive, int64_t count);
 
-/* Source sentence to which several rows attend together. */
+/* Source sentence to which several rows attend together, for cross_attend(). */
 typedef struct {
     const KvCache *keys, *values;
     const float *additive; /* as for attend() */

@@ -160,35 +160,37 @@ static int step_beam(const td_search *search, Sentence *sentence,
 
 /* Rank the one hypothesis of greedy search. If it is finished, its last entry is the
  * end token. */
-static void end_path(const td_search *search, Sentence *path, int64_t is_finished)
+static void end_greedy(const td_search *search, Sentence *sentence, int64_t is_finished)
 {
     double log_prob = 0.0;
-    for (int64_t step = 0; step < path->num_steps; step++)
-        log_prob += path->entries[step].log_prob;
-    const double divisor = length_divisor(&search->config, path->num_steps);
-    path->ranked[0] = (RankedHypothesis){log_prob / divisor, log_prob,
-                                         path->num_steps - is_finished, 0, is_finished};
-    path->num_ranked = 1;
+    for (int64_t step = 0; step < sentence->num_steps; step++)
+        log_prob += sentence->entries[step].log_prob;
+    const double divisor = length_divisor(&search->config, sentence->num_steps);
+    sentence->ranked[0] =
+        (RankedHypothesis){log_prob / divisor, log_prob,
+                           sentence->num_steps - is_finished, 0, is_finished};
+    sentence->num_ranked = 1;
 }
 
 /* Append the best candidate, or the second if the best would end a hypothesis below the
- * minimum length. A path that no token may follow is cut short. Returns whether the
- * sentence is done. */
-static int step_path(const td_search *search, Sentence *path, SentenceCandidates found)
+ * minimum length. A hypothesis that no token may follow is cut short. Returns whether
+ * the sentence is done. */
+static int step_greedy(const td_search *search, Sentence *sentence,
+                       SentenceCandidates found)
 {
     const td_search_config *config = &search->config;
-    const int is_early = path->num_steps < config->min_length;
+    const int is_early = sentence->num_steps < config->min_length;
     const int chosen = is_early && found.tokens[0] == config->eos;
     const int is_end = found.tokens[chosen] == config->eos;
-    if (path->num_steps && found.log_probs[chosen] == -INFINITY) {
-        end_path(search, path, 0);
+    if (sentence->num_steps && found.log_probs[chosen] == -INFINITY) {
+        end_greedy(search, sentence, 0);
         return 1;
     }
-    path->entries[path->num_steps++] =
+    sentence->entries[sentence->num_steps++] =
         (BeamEntry){found.log_probs[chosen], 0, (int32_t)found.tokens[chosen]};
-    if (!is_end && path->num_steps < path->max_length)
+    if (!is_end && sentence->num_steps < sentence->max_length)
         return 0;
-    end_path(search, path, is_end);
+    end_greedy(search, sentence, is_end);
     return 1;
 }
 
@@ -230,7 +232,7 @@ void grow_live(td_search *search)
         const double *coverage =
             needs_coverage(search) ? search->coverage + i * group : NULL;
         const int is_done = search->config.is_greedy
-                                ? step_path(search, sentence, found)
+                                ? step_greedy(search, sentence, found)
                                 : step_beam(search, sentence, found, coverage);
         if (!is_done)
             keep_live(search, sentence, kept++, i * group);

@@ -23,9 +23,9 @@ TD_INTERNAL td_status check_lengths(const int64_t *lengths, int64_t sentences,
     return TD_OK;
 }
 
-/* Write the positions to which `position` attends; returns their number. */
-static int64_t list_near(int64_t neighbourhood, int64_t position, int64_t length,
-                         int32_t *slots)
+/* List the positions, as slots, to which `position` attends; returns their number. */
+static int64_t list_neighbours(int64_t neighbourhood, int64_t position, int64_t length,
+                               int32_t *slots)
 {
     const int64_t first = max_i64(position - neighbourhood, 0);
     /* The neighbourhood may be unlimited, so it is not added to the position. */
@@ -42,8 +42,8 @@ typedef struct {
     const int64_t *lengths;
 } SelfAttention;
 
-/* Self-attention of sentences `first` to `end` - 1. */
-static void attend_in_sentences(void *shared, int64_t first, int64_t end, int worker)
+/* Let all positions of sentences `first` to `end` - 1 attend to their sentence. */
+static void self_attend_sentences(void *shared, int64_t first, int64_t end, int worker)
 {
     const SelfAttention *attention = shared;
     const Stack *stack = attention->work->stack;
@@ -54,12 +54,13 @@ static void attend_in_sentences(void *shared, int64_t first, int64_t end, int wo
         begin += attention->lengths[i];
     for (int64_t sentence = first; sentence < end; sentence++) {
         const int64_t length = attention->lengths[sentence];
-        float *numbers = row_of(&work.wide, begin) + queries;
-        const KvCache keys = {numbers, 0, stack->d_k, work.wide.stride};
-        const KvCache values = {numbers + queries, 0, stack->d_v, work.wide.stride};
+        /* A row of `wide` has the queries, keys and values of all heads. */
+        float *key = row_of(&work.wide, begin) + queries;
+        const KvCache keys = {key, 0, stack->d_k, work.wide.stride};
+        const KvCache values = {key + queries, 0, stack->d_v, work.wide.stride};
         for (int64_t position = 0; position < length; position++) {
             const int64_t count =
-                list_near(stack->neighbourhood, position, length, work.slots);
+                list_neighbours(stack->neighbourhood, position, length, work.slots);
             attend(&work, begin + position, 0, &keys, &values,
                    attention->layer->self_additive, count);
         }
@@ -67,13 +68,14 @@ static void attend_in_sentences(void *shared, int64_t first, int64_t end, int wo
     }
 }
 
-static void attend_to_sentences(Workspace *work, const Layer *layer,
-                                const int64_t *lengths, int64_t sentences)
+/* Self-attention sub-layer (section 3.2.3). */
+static void encoder_self_attention(Workspace *work, const Layer *layer,
+                                   const int64_t *lengths, int64_t sentences)
 {
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->self_norm),
                  &work->wide, 0);
     SelfAttention attention = {work, layer, lengths};
-    parallel_for(attend_in_sentences, &attention, sentences, 1, work->num_threads);
+    parallel_for(self_attend_sentences, &attention, sentences, 1, work->num_threads);
     apply_linear(work, &layer->self_output, &work->heads, &work->sublayer, 0);
     add_and_norm(work, &layer->self_norm);
 }
@@ -101,7 +103,7 @@ TD_INTERNAL td_status encode(const td_model *model, const int64_t *ids,
             embed_row(&work, &model->source_embedding, ids[row],
                       positions + position * stack->d_model, row);
     for (int64_t i = 0; i < stack->num_layers; i++) {
-        attend_to_sentences(&work, stack->layers + i, lengths, sentences);
+        encoder_self_attention(&work, stack->layers + i, lengths, sentences);
         feed_forward(&work, stack->layers + i);
     }
     const Matrix *output = sublayer_input(&work, &stack->final_norm);

@@ -1,9 +1,17 @@
-/* Keys and values of a decoder, and the lists of those to which hypotheses attend.
+/* Keys and values of a decoder, and the slots in which hypotheses find theirs.
  *
  * A sentence has `capacity` slots. A slot holds the keys and values of one position in
- * all layers; hypotheses with common beginnings share slots. `past` lists the slots of
- * each hypothesis. Slots that no hypothesis lists any more are used again: so slots in
- * use are few and close together, and reordering moves lists instead of numbers. With
+ * all layers. `past` lists the slots of each hypothesis, position by position: the
+ * block table of PagedAttention (Kwon et al., 2023) with blocks of one position.
+ * Hypotheses with a common beginning share slots; these two have the first two tokens
+ * in common:
+ *
+ *   past[0] = 0 1 2 4
+ *   past[1] = 0 1 3 5
+ *
+ * If beam search now extends hypothesis 0 twice, past[0] is copied to past[1]. Slots 3
+ * and 5, which no hypothesis lists any more, are free for the next position. So
+ * reordering moves lists and no keys, and slots in use are few and close together. With
  * restricted attention, a long translation needs no more slots than a neighbourhood;
  * only the lists grow.
  *
@@ -56,7 +64,7 @@ typedef struct {
     float *attention;        /* [sentences, group, summed_layers, max_source]; NULL if
                               * no layer's is summed */
     LayerCache *layers;      /* [num_layers] */
-    float *block;            /* in which the numbers of all caches are */
+    float *block;            /* in which all caches are */
 } DecoderState;
 
 /* Allocate a state that has read nothing, given its sentences, group, capacity,

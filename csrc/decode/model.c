@@ -87,17 +87,17 @@ static int64_t size_of(const td_model_config *config, Size size)
 /* Conditions under which a model has a parameter; all bits must hold. */
 enum {
     ALWAYS = 0,
-    IN_DECODER = 1,
-    IF_ADDITIVE = 2,
-    IF_PRE_NORM = 4,
-    IF_LEARNED = 8,
-    IF_BIAS = 16,
-    IF_SHARED = 32,  /* source and target have one matrix */
-    IF_TARGET = 64,  /* the target has its own matrix */
-    IF_TIED = 128,   /* logits have the matrix of the target's embedding */
-    IF_OUTPUT = 256, /* logits have their own matrix */
-    IF_SELF_ATTENTION = 512,
-    IF_RECURRENT = 1024, /* a recurrent unit is in place of self-attention */
+    IN_DECODER = 1 << 0,
+    IF_ADDITIVE = 1 << 1, /* scores are additive */
+    IF_PRE_NORM = 1 << 2,
+    IF_LEARNED = 1 << 3, /* positions are learned */
+    IF_BIAS = 1 << 4,    /* logits have a bias */
+    IF_SHARED = 1 << 5,  /* source and target have one matrix */
+    IF_TARGET = 1 << 6,  /* the target has its own matrix */
+    IF_TIED = 1 << 7,    /* logits have the matrix of the target's embedding */
+    IF_OUTPUT = 1 << 8,  /* logits have their own matrix */
+    IF_SELF_ATTENTION = 1 << 9,
+    IF_RECURRENT = 1 << 10, /* a recurrent unit is in place of self-attention */
 };
 
 static int conditions_of(const td_model_config *config)
@@ -126,6 +126,8 @@ typedef struct {
     int may_be_int8; /* 1: the weight of an Affine that is a matrix */
 } Parameter;
 
+/* Entries of the tables below: weight and bias of the Affine that is `field` of a
+ * RawLayer or Loading (`type`), and all parameters of an attention sub-layer. */
 #define AFFINE(type, name, field, rows, columns, conditions)                           \
     {name ".weight",  offsetof(type, field.weight), rows, columns, conditions,         \
      (columns) != ONE},                                                                \

@@ -9,8 +9,8 @@
 #include "alloc.h"
 #include "sizes.h"
 
-#define MIN_COUNT 128      /* encodings of a table */
-#define USUAL_BASE 10000.0 /* the paper's */
+#define MIN_COUNT 128        /* encodings of a table */
+#define DEFAULT_BASE 10000.0 /* the paper's */
 
 /* Older tables are kept, as another thread may still read them. */
 typedef struct Table {
@@ -30,9 +30,9 @@ struct Positions {
 static void write_sinusoids(double base, float *rows, int64_t count, int64_t d_model)
 {
     for (int64_t i = 0; i < d_model; i += 2) {
-        const double wavelength = pow(base, (double)i / (double)d_model);
+        const double divisor = pow(base, (double)i / (double)d_model);
         for (int64_t position = 0; position < count; position++) {
-            const double angle = (double)position / wavelength;
+            const double angle = (double)position / divisor;
             float *pair = rows + position * d_model + i;
             pair[0] = (float)sin(angle);
             if (i + 1 < d_model)
@@ -87,7 +87,7 @@ Positions *positions_new(int64_t d_model, double base, const float *learned,
     if (!positions)
         return NULL;
     positions->d_model = d_model;
-    positions->base = base > 0 ? base : USUAL_BASE;
+    positions->base = base > 0 ? base : DEFAULT_BASE;
     if (!learned)
         return positions;
     const double bytes = (double)num_learned * (double)d_model * (double)sizeof(float);

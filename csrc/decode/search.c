@@ -463,9 +463,10 @@ int64_t search_num_hypotheses(const td_search *search, int64_t number)
     return place < 0 ? 0 : search->sentences[place]->num_ranked;
 }
 
-/* Write tokens and log-probabilities of a hypothesis, from the last to the first. */
-static void trace(td_search *search, const Sentence *sentence,
-                  const RankedHypothesis *ranked)
+/* Write tokens and log-probabilities of a hypothesis, from the last token back to the
+ * first: each entry has the number of its parent. */
+static void backtrack(td_search *search, const Sentence *sentence,
+                      const RankedHypothesis *ranked)
 {
     double sum = ranked->log_prob; /* of the tokens up to the one after `step` */
     for (int64_t step = ranked->num_steps - 1, k = ranked->entry; step >= 0; step--) {
@@ -479,11 +480,11 @@ static void trace(td_search *search, const Sentence *sentence,
 }
 
 /* The same for greedy search, whose entries have the log-probability of one token. */
-static void trace_path(td_search *search, const Sentence *path)
+static void copy_greedy_tokens(td_search *search, const Sentence *sentence)
 {
-    for (int64_t step = 0; step < path->num_steps; step++) {
-        search->trace_tokens[step] = path->entries[step].token;
-        search->trace_log_probs[step] = path->entries[step].log_prob;
+    for (int64_t step = 0; step < sentence->num_steps; step++) {
+        search->trace_tokens[step] = sentence->entries[step].token;
+        search->trace_log_probs[step] = sentence->entries[step].log_prob;
     }
 }
 
@@ -497,9 +498,9 @@ td_status search_hypothesis(td_search *search, int64_t number, int64_t rank,
     if (reserve_trace(search, sentence->num_steps) != TD_OK)
         return TD_OUT_OF_MEMORY;
     if (search->config.is_greedy)
-        trace_path(search, sentence);
+        copy_greedy_tokens(search, sentence);
     else
-        trace(search, sentence, ranked);
+        backtrack(search, sentence, ranked);
     *hypothesis = (td_hypothesis){
         .score = ranked->score,
         .log_prob = ranked->log_prob,

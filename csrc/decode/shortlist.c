@@ -60,7 +60,7 @@ TD_INTERNAL void free_shortlists(Shortlists *shortlists)
     free(shortlists);
 }
 
-/* Whether tokens rise and are in the vocabulary. */
+/* Whether tokens are in ascending order and in the vocabulary. */
 static td_status check_list(const int32_t *tokens, int64_t count, int64_t vocab)
 {
     if (count < 0 || count > vocab || (count && !tokens))

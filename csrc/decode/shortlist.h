@@ -19,7 +19,7 @@
 typedef struct {
     atomic_int users; /* shortlists that hold it; the last one frees it */
     int64_t count;    /* 0: all tokens */
-    int32_t *tokens;  /* rising */
+    int32_t *tokens;  /* in ascending order */
     Linear output;    /* map to the logits of the tokens, unless it has all */
 } TokenList;
 

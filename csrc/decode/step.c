@@ -59,7 +59,7 @@ static void prefetch_next(const LayerStep *step, int64_t row)
     }
 }
 
-static void attend_to_past_rows(void *shared, int64_t first, int64_t end, int worker)
+static void self_attend_rows(void *shared, int64_t first, int64_t end, int worker)
 {
     const LayerStep *step = shared;
     const DecoderState *state = step->state;
@@ -78,7 +78,7 @@ static int64_t parts_of_group(const DecoderState *state)
     return ceil_div(state->group, CROSS_ROWS);
 }
 
-static void attend_to_source_parts(void *shared, int64_t first, int64_t end, int worker)
+static void cross_attend_parts(void *shared, int64_t first, int64_t end, int worker)
 {
     const LayerStep *step = shared;
     const DecoderState *state = step->state;
@@ -105,23 +105,26 @@ static void attend_to_source_parts(void *shared, int64_t first, int64_t end, int
     }
 }
 
-static void attend_to_past(const LayerStep *step)
+/* Self-attention sub-layer (section 3.2.3): the newest positions attend to the cached
+ * keys of the earlier ones and to themselves. */
+static void decoder_self_attention(const LayerStep *step)
 {
     Workspace *work = step->work;
     const Layer *layer = step->layer;
     apply_linear(work, &layer->query_key_value, sublayer_input(work, &layer->self_norm),
                  &work->wide, 0);
     store_newest(work, step->state, step->cache);
-    parallel_for(attend_to_past_rows, (void *)step, work->rows, MIN_ATTENDING_ROWS,
+    parallel_for(self_attend_rows, (void *)step, work->rows, MIN_ATTENDING_ROWS,
                  work->num_threads);
     apply_linear(work, &layer->self_output, &work->heads, &work->sublayer, 0);
     add_and_norm(work, &layer->self_norm);
 }
 
-/* Compute a cell from that of the position before, NULL at the first one, and its
- * output (Kim et al., 2019):
+/* Compute a cell and its output. `before` is the cell of the position before, or NULL
+ * at the first position:
  *
- *   cell = forget * before + (1 - forget) * candidate,  forget = sigmoid(gate) */
+ *   cell = forget * before + (1 - forget) * candidate,  forget = sigmoid(gate)
+ *   output = max(0, cell) */
 static void update_cell(const float *gate, const float *candidate, const float *before,
                         int64_t width, float *cell, float *output)
 {
@@ -133,11 +136,12 @@ static void update_cell(const float *gate, const float *candidate, const float *
         const vec old = before ? vec_load_masked(mask, before + i) : zero;
         const vec sum = vec_fma(forget, old, new);
         vec_store_first(cell + i, width - i, sum);
+        /* vec_max returns its second argument if that is NaN. */
         vec_store_first(output + i, width - i, vec_max(zero, sum));
     }
 }
 
-static float *cell_of(const LayerStep *step, int64_t sentence, int64_t slot)
+static float *cell_at(const LayerStep *step, int64_t sentence, int64_t slot)
 {
     const KvCache *cells = &step->cache->cells;
     return cells->data + step->state->entries[sentence] * cells->entry_stride +
@@ -157,14 +161,14 @@ static void update_cell_rows(void *shared, int64_t first, int64_t end, int worke
         const int32_t *slots = past_of(state, row);
         const float *gate = row_of(&work->wide, row);
         const float *before =
-            position ? cell_of(step, sentence, slots[position - 1]) : NULL;
+            position ? cell_at(step, sentence, slots[position - 1]) : NULL;
         update_cell(gate, gate + width, before, width,
-                    cell_of(step, sentence, slots[position]),
+                    cell_at(step, sentence, slots[position]),
                     row_of(&work->sublayer, row));
     }
 }
 
-/* The recurrent unit in place of self-attention. */
+/* Recurrent sub-layer in place of self-attention (SSRU; Kim et al., 2019). */
 static void recur(const LayerStep *step)
 {
     Workspace *work = step->work;
@@ -176,21 +180,24 @@ static void recur(const LayerStep *step)
     add_and_norm(work, &layer->self_norm);
 }
 
-static void attend_to_source(const LayerStep *step)
+/* Cross-attention sub-layer (section 3.2.3): to the encoder's output, whose keys and
+ * values fill_cross_caches() has computed. */
+static void cross_attention(const LayerStep *step)
 {
     Workspace *work = step->work;
     const Layer *layer = step->layer;
     const DecoderState *state = step->state;
     apply_linear(work, &layer->cross_query, sublayer_input(work, &layer->cross_norm),
                  &work->wide, 0);
-    parallel_for(attend_to_source_parts, (void *)step,
+    parallel_for(cross_attend_parts, (void *)step,
                  state->sentences * parts_of_group(state),
                  MIN_ATTENDING_ROWS / CROSS_ROWS, work->num_threads);
     apply_linear(work, &layer->cross_output, &work->heads, &work->sublayer, 0);
     add_and_norm(work, &layer->cross_norm);
 }
 
-static void read_with_layers(Workspace *work, const DecoderState *state)
+/* Pass the newest positions, whose embeddings are in work->x, through all layers. */
+static void apply_layers(Workspace *work, const DecoderState *state)
 {
     const Stack *stack = work->stack;
     for (int64_t i = 0; i < stack->num_layers; i++) {
@@ -204,8 +211,8 @@ static void read_with_layers(Workspace *work, const DecoderState *state)
         if (stack->is_recurrent)
             recur(&step);
         else
-            attend_to_past(&step);
-        attend_to_source(&step);
+            decoder_self_attention(&step);
+        cross_attention(&step);
         feed_forward(work, step.layer);
     }
 }
@@ -232,7 +239,7 @@ TD_INTERNAL td_status read_tokens(Workspace *work, td_decoder *decoder,
     for (int64_t row = 0; row < rows; row++)
         embed_row(work, &model->target_embedding, ids[row],
                   positions + state->lengths[row / state->group] * stack->d_model, row);
-    read_with_layers(work, state);
+    apply_layers(work, state);
     for (int64_t i = 0; i < state->sentences; i++)
         state->lengths[i]++;
     quantize_rows(&model->output, sublayer_input(work, &stack->final_norm), rows,

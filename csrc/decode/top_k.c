@@ -8,9 +8,9 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-/* Logits / ln 2 computed in registers are rounded differently from stored logits. Their
- * difference is below this factor of 1 + |logit / ln 2|, unless the terms of the sums
- * are huge. */
+/* Logits to base 2 (x log2(e)) that are computed in registers are rounded differently
+ * from stored logits. Unless the terms of the sums are huge, the two differ by less
+ * than FUSED_ERROR * (1 + |logit to base 2|). */
 #define FUSED_ERROR 1e-3f
 #define MAX_SIZE ((int64_t)INT32_MAX)
 
@@ -63,34 +63,35 @@ static int contains(Tokens tokens, int64_t token)
 /* Tokens that are not inserted while the logits of a hypothesis are searched. */
 typedef struct {
     const uint8_t *mask; /* [vocab]: 1 for tokens that must not follow it; or NULL */
-    Tokens never;        /* that must not follow any hypothesis */
+    Tokens forbidden;    /* that must not follow any hypothesis */
     Tokens banned;       /* that must not follow this one, unless they are forced */
     Tokens repeated;     /* that insert_repeated() inserts after the search */
 } Excluded;
 
 /* Whether a token must not follow, even if it is forced. */
-static int is_never(const Excluded *excluded, int64_t token)
+static int is_forbidden(const Excluded *excluded, int64_t token)
 {
     return (excluded->mask && excluded->mask[token]) ||
-           contains(excluded->never, token);
+           contains(excluded->forbidden, token);
 }
 
 static int is_excluded(const Excluded *excluded, int64_t token)
 {
-    return is_never(excluded, token) || contains(excluded->banned, token) ||
+    return is_forbidden(excluded, token) || contains(excluded->banned, token) ||
            contains(excluded->repeated, token);
 }
 
 static int64_t count_excluded(const Excluded *excluded)
 {
-    return excluded->never.count + excluded->banned.count + excluded->repeated.count;
+    return excluded->forbidden.count + excluded->banned.count +
+           excluded->repeated.count;
 }
 
 /* Logits of a row, of consecutive tokens or of those of a shortlist. */
 typedef struct {
     const float *values;
     int64_t count, first_token;
-    const int32_t *tokens; /* rising; NULL: from first_token on */
+    const int32_t *tokens; /* in ascending order; NULL: from first_token on */
 } LogitBlock;
 
 static int64_t token_at(const LogitBlock *block, int64_t place)
@@ -272,7 +273,7 @@ static Excluded excluded_after(const td_candidates *query, int64_t row)
 {
     Excluded excluded = {
         .mask = query->mask ? query->mask + row * query->vocab : NULL,
-        .never = {query->excluded_tokens, query->num_excluded_tokens},
+        .forbidden = {query->excluded_tokens, query->num_excluded_tokens},
     };
     const td_restrictions *given = query->restrictions;
     if (given) {
@@ -349,7 +350,7 @@ static void insert_repeated(const td_candidates *query,
         const float log_prob =
             (repeated_logits_of(query, workspace, row)[i] - log_sum) *
             (float)query->restrictions->repetition_penalty;
-        if (log_prob > -INFINITY && !is_never(excluded, token) &&
+        if (log_prob > -INFINITY && !is_forbidden(excluded, token) &&
             !contains(excluded->banned, token))
             insert_in_order(top, log_prob, token);
     }
@@ -374,7 +375,7 @@ static void normalize(const td_candidates *query, CandidateWorkspace *workspace,
         top.values[i] = -INFINITY - log_sum; /* NaN if log_sum is */
         top.tokens[i].id = (int32_t)forced;
     }
-    if (!is_never(&excluded, forced))
+    if (!is_forbidden(&excluded, forced))
         top.values[0] = workspace->rows[row].forced_logit - log_sum;
 }
 
@@ -421,7 +422,7 @@ static void merge(const td_candidates *query, CandidateWorkspace *workspace,
     }
 }
 
-/* Whether offsets begin with 0 and never fall. */
+/* Whether offsets begin with 0 and are in ascending order. */
 static int are_offsets(const int64_t *offsets, int64_t rows)
 {
     if (!offsets || offsets[0])
@@ -578,8 +579,14 @@ TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *l
 
 /* ---- Logits that stay in registers ------------------------------------------- */
 
-/* Threshold of a row: a bit less than its smallest of the largest logits / ln 2,
- * because of FUSED_ERROR. */
+/* The first logits of a row are searched as above. From then on, a product keeps its
+ * logits in registers: it adds their exponentials to `sums`, and only if one of them
+ * exceeds the threshold, which few do, are they stored and inserted. The sums are
+ * relative to the maximum of the first logits; finish_fused() finds sums that have
+ * overflowed because a later logit was much larger. */
+
+/* Threshold of a row: the smallest of its largest logits, to base 2, less the rounding
+ * error. */
 static float fused_threshold(const TopK *top)
 {
     const float smallest = smallest_of(top) * LOG2_E;

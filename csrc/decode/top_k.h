@@ -71,8 +71,8 @@ TD_INTERNAL void reset_candidates(const td_candidates *query,
 TD_INTERNAL void add_logits(const td_candidates *query, CandidateWorkspace *workspace,
                             const float *logits, int64_t stride, int64_t first,
                             int64_t count);
-/* Add all logits [count] of one row, of the rising `tokens` [count]; NULL: of the
- * tokens from 0 on. */
+/* Add all logits [count] of one row, of `tokens` [count] in ascending order; NULL: of
+ * the tokens from 0 on. */
 TD_INTERNAL void add_row_logits(const td_candidates *query,
                                 CandidateWorkspace *workspace, int64_t row,
                                 const float *logits, const int32_t *tokens,
@@ -85,9 +85,10 @@ TD_INTERNAL void free_candidates(CandidateWorkspace *workspace);
  * first logits of the row were added. Only logits that may be among the best are
  * stored. */
 typedef struct {
-    vec sums;        /* of 2^(logit / ln 2 - offset), lane by lane */
-    float offset;    /* maximum of the first logits / ln 2 */
-    float threshold; /* only logits above it, divided by ln 2, can be among the best */
+    /* Logits are to base 2: multiplied by log2(e). */
+    vec sums;        /* of 2^(logit - offset), lane by lane */
+    float offset;    /* maximum of the first logits */
+    float threshold; /* only logits above it can be among the best */
 } __attribute__((aligned(64))) FusedSoftmax;
 
 TD_INTERNAL void begin_fused(const td_candidates *query,

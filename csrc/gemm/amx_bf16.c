@@ -17,9 +17,9 @@
 #ifdef HAS_AMX_BF16
 
 /* A region of 2 x 2 tiles of sums is computed at a time: two tiles of rows by two tiles
- * of columns. RAM is slower than AMX. So a block of the matrix stays in the cache of a
- * core while all rows are multiplied by it; and while a region is computed, the results
- * of the next region and the rows of the next two tiles are prefetched. */
+ * of columns. RAM is slower than AMX, so a block of the matrix stays in the cache of a
+ * core while all rows are multiplied by it. While a region is computed, the places of
+ * the next region's results and the rows of the next two tiles are prefetched. */
 
 /* Processors without prfchw ignore the prefetches for writing. */
 #define USES_AMX_BF16 __attribute__((target("amx-tile,amx-bf16,avx512bf16,prfchw")))
@@ -101,7 +101,8 @@ static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Bf16Region at)
 }
 
 /* Cache lines to prefetch while a region is computed: `lines` lines of each row of the
- * next region's results, and lines `first` to `end` - 1 of each tile of the next rows.
+ * next region's results and, of each panel, rows `first` to `end` - 1 of the next two
+ * tiles of x, a line each. The regions of a block divide these rows among them.
  * Addresses are integers, as they may be behind the end of a matrix. */
 typedef struct {
     uintptr_t results;
@@ -110,11 +111,12 @@ typedef struct {
     int64_t first, end;
 } RegionPrefetch;
 
-/* Prefetch the share of tile number `tile` of the region's rows. */
+/* Prefetch what falls to a panel of x, number `panel`: two rows of the results for each
+ * of the first TILE panels, and rows of the next tiles in this panel. */
 static inline __attribute__((always_inline)) USES_AMX_BF16 void
-prefetch_next_region(RegionPrefetch ahead, const td_bf16 *x, int64_t tile)
+prefetch_next_region(RegionPrefetch ahead, const td_bf16 *x, int64_t panel)
 {
-    for (int64_t row = 2 * tile; tile < TILE && row < 2 * tile + 2; row++)
+    for (int64_t row = 2 * panel; panel < TILE && row < 2 * panel + 2; row++)
         for (int64_t line = 0; line < ahead.lines; line++)
             __builtin_prefetch(
                 (const void *)(ahead.results +
@@ -149,7 +151,8 @@ add_tile_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
     }
 }
 
-/* Cache lines to prefetch at a region of a block of `width` columns up to `end`. */
+/* Cache lines to prefetch at a region of a block of `width` columns that ends before
+ * column `end`. */
 static RegionPrefetch region_prefetch(const Bf16Epilogue *e, Bf16Region at,
                                       int64_t width, int64_t end)
 {

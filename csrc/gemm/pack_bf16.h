@@ -22,7 +22,6 @@
 #include "sizes.h"
 #include "transduce.h"
 
-#define PANEL_WIDTH 32
 #define PACKED_COLUMNS 32
 
 static inline int64_t round_up_to_panels(int64_t count)

@@ -45,9 +45,8 @@ typedef enum td_status {
 
 typedef uint16_t td_bf16; /* the upper half of a float */
 
-/* Instructions that multiply matrices in bf16: none, so that slow loops do; the dot
- * products of AVX-512 BF16 (vdpbf16ps); or AMX. All sum in fp32, in different orders.
- */
+/* How matrices are multiplied in bf16: by slow loops, by the dot products of AVX-512
+ * BF16 (vdpbf16ps), or by AMX. All sum in fp32, in different orders. */
 typedef enum td_bf16_unit {
     TD_BF16_LOOPS = 0,
     TD_BF16_AVX512 = 1,
@@ -164,7 +163,7 @@ typedef struct td_cross_entropy {
     td_bf16 *bf16_logits;   /* [rows, vocab] */
     const int64_t *targets; /* [rows] ids */
     float smoothing;        /* probability that is spread over the whole vocabulary */
-    float consistency;      /* at least 0; 0: rows have nothing to do with each other */
+    float consistency;      /* alpha, at least 0; 0: rows are independent */
     float *smoothed;        /* [rows] smoothed loss in nats */
     float *negative_log_likelihood; /* [rows] nats */
     float *workspace;               /* with bf16_logits: [num_threads, vocab], or
@@ -231,19 +230,23 @@ typedef struct td_stack {
     int num_threads;
 } td_stack;
 
-/* Update of matrices of one shape by Muon (Jordan et al., 2024). The mean of the
- * gradients, divided by its norm, comes near the nearest orthogonal matrix by
- * Newton-Schulz iterations X <- a X + b X X^T X + c (X X^T)^2 X. */
+/* Update of matrices of one shape by Muon (Jordan et al., 2024): momentum is a moving
+ * average of the gradients. Nesterov's momentum, divided by its norm, approaches the
+ * nearest orthogonal matrix by Newton-Schulz iterations
+ *
+ *   X <- a X + b X X^T X + c (X X^T)^2 X,
+ *
+ * and rate * X is subtracted from the weight. */
 typedef struct td_muon {
     int64_t count;
     int64_t rows, columns; /* multiples of 16, or of 32 with bf16 */
     int64_t steps;
-    const float *factors;          /* [steps, 3]: a, b, c of each step */
+    const float *factors;          /* [steps, 3]: coefficients a, b, c of each step */
     float epsilon;                 /* added to each norm */
-    float share;                   /* of the newest gradient in the mean */
-    float rate;                    /* factor of the subtracted orthogonal matrices */
+    float share;                   /* of the newest gradient: 1 - momentum */
+    float rate;                    /* learning rate, times the scale of an update */
     const float *const *gradients; /* [count] pointers to [rows, columns] */
-    float *const *momenta;         /* likewise: means of the gradients, updated */
+    float *const *momenta;         /* likewise: averages of the gradients, updated */
     float *const *weights;         /* likewise: updated */
     int64_t is_bf16;               /* 1: products of bf16 numbers, summed in fp32 */
     float *workspace;              /* [num_threads, muon_workspace] */
@@ -387,8 +390,8 @@ typedef struct td_candidates {
                                      NULL if no sentence has one */
     const td_restrictions *restrictions; /* [sentences * group] rows; NULL: none. Forced
                                             tokens are not restricted. */
-    double diversity; /* nats subtracted, in the choice of candidates, for each better
-                         token after the same hypothesis (Li et al., 2016) */
+    double diversity; /* penalty, in nats for each rank, on the continuations of one
+                         hypothesis when candidates are chosen (Li et al., 2016) */
     /* Results [sentences, count], best first: log-probability including the token,
      * number of the hypothesis in its group, token. If there are fewer than `count`
      * candidates, the others have minus infinity. If logits of a hypothesis are NaN, so
@@ -406,8 +409,8 @@ typedef struct td_search_config {
     /* The search for a sentence ends when no live hypothesis can beat its num_best best
      * ones, when enough_finished have finished (and num_best), or at its limit. */
     int64_t num_best, enough_finished;
-    /* Only so many of the best candidates of a step may end a hypothesis: 1 to 2
-     * beam_size. */
+    /* Number of best candidates of a step that may end a hypothesis: 1 to 2 beam_size.
+     */
     int64_t end_candidates;
     /* Whether hypotheses that the length limit cuts short are ranked with finished ones
      * (1), or only if none has finished (0). */
@@ -421,10 +424,10 @@ typedef struct td_search_config {
     double diversity;               /* as in td_candidates */
     const int64_t *excluded_tokens; /* [num_excluded_tokens] that never occur; copied */
     int64_t num_excluded_tokens;
-    /* No sequence of so many tokens occurs twice in a hypothesis; 0: no such limit. */
+    /* Length of the n-grams that occur at most once in a hypothesis; 0: no limit. */
     int64_t no_repeat_ngram;
-    /* Factor of the log-probability of tokens that a hypothesis has already; 0 or 1:
-     * none (Keskar et al., 2019). */
+    /* Factor of the log-probability of tokens that a hypothesis contains (Keskar et
+     * al., 2019); 0 or 1: none. */
     double repetition_penalty;
     /* Sequences of bad_word_lengths[i] >= 1 tokens that never occur. They follow one
      * another in bad_word_tokens. Copied. */
@@ -494,9 +497,9 @@ typedef struct td_decode_api {
                              const int64_t *lengths, int64_t sentences,
                              int64_t summed_layers, int num_threads,
                              td_decoder **decoder);
-    /* Let each sentence choose among a shortlist of counts[i] tokens, which follow one
-     * another in `tokens` and rise; 0: among all tokens. Logits of other tokens are
-     * minus infinity from now on. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
+    /* Restrict each sentence to a shortlist of counts[i] tokens; 0: all tokens. The
+     * lists follow one another in `tokens`, each in ascending order. Logits of other
+     * tokens are minus infinity from now on. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*decoder_set_shortlists)(td_decoder *decoder, const int64_t *counts,
                                         const int32_t *tokens);
     /* Read the next token of each hypothesis, `ids` [sentences, group], and write the
@@ -609,8 +612,8 @@ typedef struct td_decode_api {
 
 /* ---- Alignment ---------------------------------------------------------------- */
 
-/* Sentence pairs as ids. Sentences of a side follow one another; sentence i ends before
- * the id number ends[i]. */
+/* Sentence pairs as ids. Sentences of a side follow one another: sentence i is the ids
+ * from number ends[i - 1], or 0 for the first, to ends[i] - 1. */
 typedef struct td_sentence_pairs {
     int64_t pairs, source_vocab, target_vocab;
     const int32_t *sources, *targets;
@@ -619,9 +622,10 @@ typedef struct td_sentence_pairs {
 
 /* Learn t(target | source) by IBM model 1 (Brown et al., 1993). Writes the `best`
  * likeliest targets of each source id, likeliest first, to `tokens` and `probs`
- * [source_vocab + 1, best]; the last row is of target words that come from no source
- * word. Missing targets have -1 and 0. `best` is at most target_vocab. Probabilities
- * below 1e-5 count as 0 in the next iteration. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
+ * [source_vocab + 1, best]; the last row is of the NULL word, the source of target
+ * words that no source word explains. Missing targets have -1 and 0. `best` is at most
+ * target_vocab. Probabilities below 1e-5 count as 0 in the next iteration.
+ * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
 td_status td_learn_lexicon(const td_sentence_pairs *pairs, int64_t iterations,
                            int64_t best, int num_threads, int32_t *tokens,
                            float *probs);

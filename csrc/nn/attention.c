@@ -100,16 +100,19 @@ static void masked_softmax(float *scores, const uint8_t *mask, int64_t keys,
         vec_store_first(scores + key, LANES, vec_load(scores + key) * inverse);
 }
 
-/* Turn the gradient of a query's weights into that of its scores, before scaling. */
+/* Turn the gradient of a query's weights p = softmax(scale s) into that of its scores
+ * s, dot products of the query and the keys:
+ *
+ *   grad_s = scale p (grad_p - sum(grad_p p)) */
 static void softmax_backward(float *gradient, const float *weights, int64_t width,
                              float scale)
 {
     vec sums = vec_set1(0.0f);
     for (int64_t key = 0; key < width; key += LANES)
         sums = vec_fma(vec_load(gradient + key), vec_load(weights + key), sums);
-    const vec mean = vec_set1(vec_reduce_add(sums)), scales = vec_set1(scale);
+    const vec sum = vec_set1(vec_reduce_add(sums)), scales = vec_set1(scale);
     for (int64_t key = 0; key < width; key += LANES) {
-        const vec difference = vec_load(gradient + key) - mean;
+        const vec difference = vec_load(gradient + key) - sum;
         vec_store_first(gradient + key, LANES,
                         vec_load(weights + key) * difference * scales);
     }
@@ -156,7 +159,8 @@ static void multiply_into(HeadResult to, StridedMatrix a, Matrix b, int64_t rows
                           unrounded + row * columns);
 }
 
-static void attend_heads(void *shared, int64_t first, int64_t end, int worker)
+/* S = Q K^T, P = softmax(scale S) and O = Dropout(P) V for some heads (equation 1). */
+static void forward_heads(void *shared, int64_t first, int64_t end, int worker)
 {
     const td_attention *a = shared;
     const HeadWorkspace work = head_workspace(a, worker);
@@ -179,7 +183,11 @@ static void attend_heads(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-static void differentiate_heads(void *shared, int64_t first, int64_t end, int worker)
+/* Gradients of some heads, with the dropout masks of the forward pass:
+ *
+ *   grad_P = Dropout(grad_O V^T),  grad_S = softmax_backward(grad_P, P)
+ *   grad_Q = grad_S K,  grad_K = grad_S^T Q,  grad_V = Dropout(P)^T grad_O */
+static void backward_heads(void *shared, int64_t first, int64_t end, int worker)
 {
     const td_attention *a = shared;
     const HeadWorkspace work = head_workspace(a, worker);
@@ -218,20 +226,20 @@ static void differentiate_heads(void *shared, int64_t first, int64_t end, int wo
 
 TD_INTERNAL void attention_forward(td_attention a, int num_threads)
 {
-    parallel_for(attend_heads, &a, a.sentences * a.heads, MIN_HEADS, num_threads);
+    parallel_for(forward_heads, &a, a.sentences * a.heads, MIN_HEADS, num_threads);
 }
 
 TD_INTERNAL void attention_backward(td_attention a, int num_threads)
 {
-    parallel_for(differentiate_heads, &a, a.sentences * a.heads, MIN_HEADS,
-                 num_threads);
+    parallel_for(backward_heads, &a, a.sentences * a.heads, MIN_HEADS, num_threads);
 }
 
 static int are_attention_sizes(const td_attention *a)
 {
     if (!a || !is_size(a->sentences, 0) || !is_size(a->heads, 1) ||
-        !is_size(a->queries, 0) || !is_size(a->keys, 1) || !is_multiple(a->d_k, 16) ||
-        !is_multiple(a->d_v, 16) || !is_between(a->first_sentence, 0, MAX_ELEMENTS))
+        !is_size(a->queries, 0) || !is_size(a->keys, 1) ||
+        !is_multiple(a->d_k, ROW_MULTIPLE) || !is_multiple(a->d_v, ROW_MULTIPLE) ||
+        !is_between(a->first_sentence, 0, MAX_ELEMENTS))
         return 0;
     const int64_t length = max_i64(a->queries, a->keys);
     const int64_t width = max_i64(a->d_k, a->d_v);

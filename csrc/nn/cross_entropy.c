@@ -20,7 +20,10 @@ static inline vec load_logits(const float *row, int64_t left, float padding)
     return vec_select(first, vec_load_masked(first, row), vec_set1(padding));
 }
 
-/* Write both losses of a row, and replace its logits by their gradient. */
+/* Write both losses of a row, and replace its logits by their gradient: for the softmax
+ * p of the logits,
+ *
+ *   p - smoothing / vocab - (1 - smoothing) [true token] */
 static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
                                     float *logits)
 {
@@ -48,15 +51,17 @@ static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
     }
     logits[target] -= 1.0f - c->smoothing;
     const float log_true = true_logit - log_total;
-    const float mean = vec_reduce_add(sums) / (float)vocab - log_total;
+    const float mean_log = vec_reduce_add(sums) / (float)vocab - log_total;
     c->negative_log_likelihood[row] = -log_true;
-    c->smoothed[row] = -log_true - c->smoothing * (mean - log_true);
+    c->smoothed[row] = smoothed_loss(c->smoothing, log_true, mean_log);
 }
 
-/* One of two passes over a token. */
+/* One of two passes over a token, with sums over its logits, lane by lane. */
 typedef struct {
     float *logits;
-    vec maxima, sums, powers, products; /* products: of powers and differences */
+    vec maxima, sums;
+    vec powers, products; /* e^(logit - max), and its product with the difference of the
+                             logits of both passes */
     float max, log_total;
     float divergence; /* from its distribution to that of the other pass */
 } Pass;
@@ -87,7 +92,7 @@ static float log_total(const Pass *pass)
     return pass->max + logf(vec_reduce_add(pass->powers));
 }
 
-/* The mean difference of the log-probabilities (Kullback and Leibler, 1951). */
+/* Kullback-Leibler divergence D(p, q): the mean of log p - log q under p. */
 static float divergence(const Pass *from, const Pass *to)
 {
     const float difference =
@@ -100,8 +105,9 @@ static void finish_pass(const td_cross_entropy *c, const Pass *pass, int64_t row
                         float true_logit)
 {
     const float log_true = true_logit - pass->log_total;
-    const float mean = vec_reduce_add(pass->sums) / (float)c->vocab - pass->log_total;
-    const float smoothed = -log_true - c->smoothing * (mean - log_true);
+    const float mean_log =
+        vec_reduce_add(pass->sums) / (float)c->vocab - pass->log_total;
+    const float smoothed = smoothed_loss(c->smoothing, log_true, mean_log);
     pass->logits[c->targets[row]] -= 0.5f * (1.0f - c->smoothing);
     c->negative_log_likelihood[row] = -0.5f * log_true;
     c->smoothed[row] = 0.5f * smoothed + 0.25f * c->consistency * pass->divergence;

@@ -62,7 +62,7 @@ static void normalize_row(const td_layer_norm *n, int64_t row)
     n->inverse_deviation[row] = inverse;
 }
 
-static void normalize_groups(void *shared, int64_t first, int64_t end, int worker)
+static void forward_groups(void *shared, int64_t first, int64_t end, int worker)
 {
     td_layer_norm *n = shared;
     for (int64_t group = first; group < end; group++) {
@@ -74,9 +74,12 @@ static void normalize_groups(void *shared, int64_t first, int64_t end, int worke
 }
 
 /* Write the gradient of a row of x to grad_x, and add the row's share to grad_gain and
- * grad_bias. */
-static void differentiate_norm_row(const td_layer_norm *n, int64_t row,
-                                   float *grad_gain, float *grad_bias)
+ * grad_bias. For the normalized sum z, y = gain z + bias and g = gain grad_y,
+ *
+ *   grad_x = (g - mean(g) - z mean(g z)) / deviation
+ *   grad_gain += grad_y z,  grad_bias += grad_y */
+static void norm_row_backward(const td_layer_norm *n, int64_t row, float *grad_gain,
+                              float *grad_bias)
 {
     const int64_t width = n->width;
     const float *normalized = n->normalized + row * width,
@@ -84,26 +87,26 @@ static void differentiate_norm_row(const td_layer_norm *n, int64_t row,
     float *grad_x = n->grad_x + row * width;
     vec sums = vec_set1(0.0f), products = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const vec result = vec_load(normalized + i), gradient = vec_load(grad_y + i);
-        const vec grad_result = gradient * vec_load(n->gain + i);
-        sums += grad_result;
-        products = vec_fma(grad_result, result, products);
+        const vec z = vec_load(normalized + i), gradient = vec_load(grad_y + i);
+        const vec g = gradient * vec_load(n->gain + i);
+        sums += g;
+        products = vec_fma(g, z, products);
         vec_store_first(grad_gain + i, LANES,
-                        vec_fma(gradient, result, vec_load(grad_gain + i)));
+                        vec_fma(gradient, z, vec_load(grad_gain + i)));
         vec_store_first(grad_bias + i, LANES, vec_load(grad_bias + i) + gradient);
     }
     const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
-    const vec product = vec_set1(vec_reduce_add(products) / (float)width);
+    const vec mean_product = vec_set1(vec_reduce_add(products) / (float)width);
     const vec inverse = vec_set1(n->inverse_deviation[row]);
     for (int64_t i = 0; i < width; i += LANES) {
-        const vec grad_result = vec_load(grad_y + i) * vec_load(n->gain + i);
-        const vec difference = grad_result - mean - vec_load(normalized + i) * product;
+        const vec g = vec_load(grad_y + i) * vec_load(n->gain + i);
+        const vec difference = g - mean - vec_load(normalized + i) * mean_product;
         vec_store_first(grad_x + i, LANES, difference * inverse);
     }
 }
 
 /* Write the gradient of the addend of some rows, given grad_x. */
-static void differentiate_dropout(td_layer_norm *n, int64_t first, int64_t end)
+static void dropout_rows_backward(td_layer_norm *n, int64_t first, int64_t end)
 {
     if (!n->bf16_grad_addend.data) {
         mask_blocks(&n->masking, first, end, 0);
@@ -121,8 +124,7 @@ static void differentiate_dropout(td_layer_norm *n, int64_t first, int64_t end)
         }
 }
 
-static void differentiate_norm_groups(void *shared, int64_t first, int64_t end,
-                                      int worker)
+static void backward_groups(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
     td_layer_norm *n = shared;
@@ -132,8 +134,8 @@ static void differentiate_norm_groups(void *shared, int64_t first, int64_t end,
         for (int64_t i = 0; i < 2 * n->width; i++)
             grad_gain[i] = 0.0f;
         for (int64_t row = group * ROW_GROUP; row < rows_before(n, group + 1); row++)
-            differentiate_norm_row(n, row, grad_gain, grad_bias);
-        differentiate_dropout(n, rows_before(n, group), rows_before(n, group + 1));
+            norm_row_backward(n, row, grad_gain, grad_bias);
+        dropout_rows_backward(n, rows_before(n, group), rows_before(n, group + 1));
     }
 }
 
@@ -155,20 +157,19 @@ static void sum_groups(const td_layer_norm *n)
 TD_INTERNAL void layer_norm_forward(td_layer_norm norm, int num_threads)
 {
     norm.masking.y = norm.normalized;
-    parallel_for(normalize_groups, &norm, num_row_groups(&norm), 1, num_threads);
+    parallel_for(forward_groups, &norm, num_row_groups(&norm), 1, num_threads);
 }
 
 TD_INTERNAL void layer_norm_backward(td_layer_norm norm, int num_threads)
 {
     norm.masking.x = norm.grad_x;
-    parallel_for(differentiate_norm_groups, &norm, num_row_groups(&norm), 1,
-                 num_threads);
+    parallel_for(backward_groups, &norm, num_row_groups(&norm), 1, num_threads);
     sum_groups(&norm);
 }
 
 static int are_norm_sizes(const td_layer_norm *n)
 {
-    return n && is_size(n->rows, 0) && is_multiple(n->width, 16) &&
+    return n && is_size(n->rows, 0) && is_multiple(n->width, ROW_MULTIPLE) &&
            is_tensor(n->rows, n->width, 1);
 }
 

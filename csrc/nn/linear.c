@@ -224,7 +224,7 @@ TD_INTERNAL int64_t transposed_size(int64_t rows)
     return TRANSPOSED_STRIPS * STRIP * round_up_to_panels(max_i64(rows, 1));
 }
 
-static void differentiate_strips(void *shared, int64_t first, int64_t end, int worker)
+static void weight_gradient_strips(void *shared, int64_t first, int64_t end, int worker)
 {
     const WeightGradient *g = shared;
     td_panels strips = {g->transposed + worker * transposed_size(g->grad_y.rows), 0};
@@ -247,7 +247,7 @@ static void differentiate_strips(void *shared, int64_t first, int64_t end, int w
 TD_INTERNAL void run_weight_gradient(WeightGradient gradient, int num_threads)
 {
     const int64_t strips = ceil_div(gradient.outputs, STRIP);
-    parallel_for(differentiate_strips, &gradient, strips,
+    parallel_for(weight_gradient_strips, &gradient, strips,
                  min_strips(strips, num_threads), num_threads);
 }
 

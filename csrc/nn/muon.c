@@ -197,12 +197,14 @@ static void form_polynomial(float b, float c, MuonWorkspace work)
     }
 }
 
+/* Replace X by a nearly orthogonal matrix, by Newton-Schulz iterations (td_muon). */
 static void orthogonalize(const td_muon *m, MuonWorkspace work)
 {
     const int64_t size = work.rows * work.columns, square_size = work.rows * work.rows;
     scale_floats(work.x, size, 1.0f / (norm_of(work.x, size) + m->epsilon));
     for (int64_t step = 0; step < m->steps; step++) {
-        const float *factors = m->factors + step * 3;
+        /* X <- a X + P X, where P = b S + c S S and S = X X^T */
+        const float *abc = m->factors + step * 3;
         (m->is_bf16 ? form_square_in_bf16 : form_square)(work);
         mirror(work.square, work.rows);
         if (step == 0) {
@@ -214,14 +216,14 @@ static void orthogonalize(const td_muon *m, MuonWorkspace work)
         }
         (m->is_bf16 ? form_fourth_power_in_bf16 : form_fourth_power)(work);
         mirror(work.polynomial, work.rows);
-        form_polynomial(factors[1], factors[2], work);
-        (m->is_bf16 ? apply_polynomial_in_bf16 : apply_polynomial)(factors[0], work);
+        form_polynomial(abc[1], abc[2], work);
+        (m->is_bf16 ? apply_polynomial_in_bf16 : apply_polynomial)(abc[0], work);
     }
 }
 
-/* Update the mean of the gradients, and write to `ahead` what it becomes if the next
- * gradient equals this one: Nesterov's momentum. */
-static void average_gradients(const td_muon *m, int64_t item, float *ahead)
+/* Update the moving average of the gradients. Nesterov's momentum is what it becomes if
+ * the next gradient equals this one. */
+static void update_momentum(const td_muon *m, int64_t item, float *nesterov)
 {
     const float *gradient = m->gradients[item];
     float *momentum = m->momenta[item];
@@ -231,16 +233,16 @@ static void average_gradients(const td_muon *m, int64_t item, float *ahead)
         vec mean = vec_load(momentum + i);
         mean = vec_fma(share, newest - mean, mean);
         vec_store_first(momentum + i, LANES, mean);
-        vec_store_first(ahead + i, LANES, vec_fma(share, newest - mean, mean));
+        vec_store_first(nesterov + i, LANES, vec_fma(share, newest - mean, mean));
     }
 }
 
-static void subtract_move(const td_muon *m, int64_t item, const float *move)
+static void apply_update(const td_muon *m, int64_t item, const float *update)
 {
     float *weight = m->weights[item];
     const vec factor = vec_set1(-m->rate);
     for (int64_t i = 0; i < m->rows * m->columns; i += LANES) {
-        const vec moved = vec_fma(factor, vec_load(move + i), vec_load(weight + i));
+        const vec moved = vec_fma(factor, vec_load(update + i), vec_load(weight + i));
         vec_store_first(weight + i, LANES, moved);
     }
 }
@@ -249,13 +251,13 @@ static void update_matrix(const td_muon *m, int64_t item, MuonWorkspace work)
 {
     const int64_t rows = m->rows, columns = m->columns;
     const int is_tall = rows > columns;
-    average_gradients(m, item, is_tall ? work.transposed : work.x);
+    update_momentum(m, item, is_tall ? work.transposed : work.x);
     if (is_tall)
         transpose((Matrix){work.transposed, columns}, rows, columns, work.x);
     orthogonalize(m, work);
     if (is_tall)
         transpose((Matrix){work.x, rows}, columns, rows, work.transposed);
-    subtract_move(m, item, is_tall ? work.transposed : work.x);
+    apply_update(m, item, is_tall ? work.transposed : work.x);
 }
 
 static void update_matrices(void *shared, int64_t first, int64_t end, int worker)
@@ -271,7 +273,7 @@ static int are_muon_sizes(const td_muon *m)
 {
     if (!m)
         return 0;
-    const int64_t factor = m->is_bf16 ? PANEL_WIDTH : 16;
+    const int64_t factor = m->is_bf16 ? PANEL_WIDTH : ROW_MULTIPLE;
     return is_size(m->count, 0) && is_multiple(m->rows, factor) &&
            is_multiple(m->columns, factor) && is_size(m->steps, 0) &&
            is_tensor(max_i64(m->count, 1), m->rows, m->columns);

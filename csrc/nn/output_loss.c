@@ -1,4 +1,11 @@
-/* Loss of the output layer. */
+/* Loss of the output layer.
+ *
+ * A product in bf16 gives the logits, states W^T. The loss replaces them by their
+ * gradient, from which two more products give the gradients of the states and of W. It
+ * goes over the logits three times: for their maxima, for the sums of exponentials, and
+ * for the gradient. As logits are in panels, LOSS_ROWS rows go from panel to panel
+ * together.
+ */
 #include "nn/output_loss.h"
 
 #include <math.h>
@@ -47,12 +54,13 @@ static inline vec load_panel_logits(const LogitRows *l, int64_t row, int64_t col
     return left >= LANES ? x : vec_select(vec_first(left), x, vec_set1(padding));
 }
 
-/* Sums over a row's logits. */
+/* Sums over a row's logits, lane by lane; powers are e^(logit - max). */
 typedef struct {
     vec maxima, sums, powers;
     float max, log_total, true_logit;
 } RowSums;
 
+/* First pass: maxima and sums. */
 static void sum_logits(const LogitRows *l, RowSpan rows, RowSums *all)
 {
     for (int64_t row = 0; row < rows.end - rows.first; row++) {
@@ -71,6 +79,7 @@ static void sum_logits(const LogitRows *l, RowSpan rows, RowSums *all)
         }
 }
 
+/* Second pass: exponentials. */
 static void sum_powers(const LogitRows *l, RowSpan rows, RowSums *all)
 {
     for (int64_t panel = 0; panel < l->loss->vocab; panel += PANEL_WIDTH)
@@ -82,7 +91,7 @@ static void sum_powers(const LogitRows *l, RowSpan rows, RowSums *all)
         }
 }
 
-/* Replace logits by their gradient, without the share of the true token. */
+/* Third pass: replace logits by their gradient, without the share of the true token. */
 static void differentiate_logits(const LogitRows *l, RowSpan rows, const RowSums *all)
 {
     const int64_t vocab = l->loss->vocab;
@@ -107,9 +116,10 @@ static void write_losses(const LogitRows *l, int64_t row, RowSums *own)
     const td_output_loss *loss = l->loss;
     own->log_total = own->max + logf(vec_reduce_add(own->powers));
     const float log_true = own->true_logit - own->log_total;
-    const float mean = vec_reduce_add(own->sums) / (float)loss->vocab - own->log_total;
+    const float mean_log =
+        vec_reduce_add(own->sums) / (float)loss->vocab - own->log_total;
     loss->negative_log_likelihood[row] = -log_true;
-    loss->smoothed[row] = -log_true - loss->smoothing * (mean - log_true);
+    loss->smoothed[row] = smoothed_loss(loss->smoothing, log_true, mean_log);
 }
 
 /* Write the gradient of the true token's logit. */

@@ -8,7 +8,7 @@
 
 /* Forward pass of one sentence, whose rows follow one another from element `at` on. The
  * cell of a position is computed from the stored cell of the position before. */
-static void compute_cells(const td_recurrence *r, int64_t at)
+static void forward_cells(const td_recurrence *r, int64_t at)
 {
     const vec zero = vec_set1(0.0f), one = vec_set1(1.0f);
     for (int64_t i = at; i < at + r->length * r->width; i += LANES) {
@@ -26,8 +26,10 @@ static void compute_cells(const td_recurrence *r, int64_t at)
 /* Backward pass of one sentence. The gradient of a cell c is the sum of that of its
  * output, where c is positive, and that from the next cell:
  *
- *   grad_c[t] = grad_output[t] (c[t] > 0) + forget[t + 1] grad_c[t + 1]  */
-static void differentiate_cells(const td_recurrence *r, int64_t at)
+ *   grad_c[t] = grad_output[t] (c[t] > 0) + forget[t + 1] grad_c[t + 1]
+ *   grad_candidate[t] = (1 - forget[t]) grad_c[t]
+ *   grad_gate[t] = grad_c[t] (c[t - 1] - candidate[t]) forget[t] (1 - forget[t]) */
+static void backward_cells(const td_recurrence *r, int64_t at)
 {
     const vec zero = vec_set1(0.0f), one = vec_set1(1.0f);
     for (int64_t column = at; column < at + r->width; column += LANES) {
@@ -38,14 +40,14 @@ static void differentiate_cells(const td_recurrence *r, int64_t at)
             const vec before = t ? vec_load(r->cells + i - r->width) : zero;
             const vec forget = vec_load(r->forget + i);
             const vec candidate = vec_load(r->candidate + i);
-            const vec output =
+            const vec from_output =
                 vec_select(vec_gt_zero(cell), vec_load(r->grad_output + i), zero);
-            const vec grad = output + from_next;
+            const vec grad_cell = from_output + from_next;
             const vec rest = one - forget;
-            vec_store_first(r->grad_candidate + i, LANES, rest * grad);
+            vec_store_first(r->grad_candidate + i, LANES, rest * grad_cell);
             vec_store_first(r->grad_gate + i, LANES,
-                            grad * (before - candidate) * forget * rest);
-            from_next = forget * grad;
+                            grad_cell * (before - candidate) * forget * rest);
+            from_next = forget * grad_cell;
         }
     }
 }
@@ -55,7 +57,7 @@ static void forward_sentences(void *shared, int64_t first, int64_t end, int work
     const td_recurrence *r = shared;
     (void)worker;
     for (int64_t sentence = first; sentence < end; sentence++)
-        compute_cells(r, sentence * r->length * r->width);
+        forward_cells(r, sentence * r->length * r->width);
 }
 
 static void backward_sentences(void *shared, int64_t first, int64_t end, int worker)
@@ -63,7 +65,7 @@ static void backward_sentences(void *shared, int64_t first, int64_t end, int wor
     const td_recurrence *r = shared;
     (void)worker;
     for (int64_t sentence = first; sentence < end; sentence++)
-        differentiate_cells(r, sentence * r->length * r->width);
+        backward_cells(r, sentence * r->length * r->width);
 }
 
 TD_INTERNAL void recurrence_forward(td_recurrence recurrence, int num_threads)
@@ -79,7 +81,7 @@ TD_INTERNAL void recurrence_backward(td_recurrence recurrence, int num_threads)
 static td_status check_recurrence(const td_recurrence *r, int num_threads)
 {
     if (!r || !is_thread_count(num_threads) || !is_size(r->sentences, 0) ||
-        !is_size(r->length, 1) || !is_multiple(r->width, 16) ||
+        !is_size(r->length, 1) || !is_multiple(r->width, ROW_MULTIPLE) ||
         !is_tensor(r->sentences, r->length, r->width))
         return TD_BAD_ARGUMENT;
     return is_missing(r->candidate, r->sentences) ||

@@ -12,6 +12,18 @@
 
 /* ---- Sub-layers ---------------------------------------------------------------- */
 
+/* Numbers, in the whole stack, of the sub-layers of a layer: self-attention or a
+ * recurrent unit, cross-attention if there is one, feed-forward. */
+static int64_t first_sublayer(const td_stack *s, int64_t layer)
+{
+    return layer * num_sublayers(s);
+}
+
+static int64_t last_sublayer(const td_stack *s, int64_t layer)
+{
+    return first_sublayer(s, layer + 1) - 1;
+}
+
 /* Inputs of an attention sub-layer. */
 typedef struct {
     Activations x, memory; /* queries are formed from x, keys and values from memory */
@@ -23,22 +35,24 @@ typedef struct {
 static AttentionInputs self_attention_inputs(const td_stack *s, Activations x,
                                              int64_t layer)
 {
-    return (AttentionInputs){x, x, s->length, layer * num_sublayers(s), s->self_mask};
+    return (AttentionInputs){x, x, s->length, first_sublayer(s, layer), s->self_mask};
 }
 
 static AttentionInputs cross_attention_inputs(const td_stack *s, Activations x,
                                               int64_t layer)
 {
     return (AttentionInputs){x, inputs_of(s).memory, s->memory_length,
-                             layer * num_sublayers(s) + 1, s->cross_mask};
+                             first_sublayer(s, layer) + 1, s->cross_mask};
 }
 
 enum Place { WITHIN, OF_OUTPUT }; /* of a dropout: in a sub-layer, or of its output */
+enum { DROPOUT_SEEDS = 2, SUBLAYER_SEEDS = 2 * DROPOUT_SEEDS };
 
 static td_dropout dropout_of(const td_stack *s, int64_t sublayer, enum Place place,
                              td_dropout_rate rate)
 {
-    const uint32_t *seeds = s->seeds + 4 * sublayer + 2 * place;
+    const uint32_t *seeds =
+        s->seeds + SUBLAYER_SEEDS * sublayer + DROPOUT_SEEDS * place;
     return (td_dropout){{seeds[0], seeds[1]}, rate};
 }
 
@@ -132,19 +146,19 @@ static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs
 }
 
 /* linear_backward() with the workspaces of a stack. */
-static void differentiate_map(const td_stack *s, const StackWorkspace *work,
-                              LinearBackward backward)
+static void backward_map(const td_stack *s, const StackWorkspace *work,
+                         LinearBackward backward)
 {
     backward.packed_x = work->packed_x;
     backward.transposed = work->transposed;
     linear_backward(backward, s->num_threads);
 }
 
-/* Gradients of what an attention sub-layer reads and puts out. */
+/* Gradients of the output and of the inputs of an attention sub-layer. */
 typedef struct {
     const float *y;    /* read */
     float *x, *memory; /* written; one array in self-attention */
-    int adds_memory;   /* that of the memory is added to what is there */
+    int adds_memory;   /* 1: add to the gradient of the memory */
 } AttentionGrads;
 
 static void attend_backward(const td_stack *s, const AttentionWeights *w,
@@ -159,13 +173,13 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     grad_key_value.bf16.rows = memory_rows;
     add_and_normalize_backward(s, states.norm, w->gain, grads.y, grads.x,
                                work->grad_addend, grad->gain, grad->bias, work);
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->output,
-                                       .grad = grad->output,
-                                       .rows = rows,
-                                       .x = states.heads,
-                                       .grad_y = work->grad_addend,
-                                       .grad_x = only_fp32(work->grad_heads)});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->output,
+                                  .grad = grad->output,
+                                  .rows = rows,
+                                  .x = states.heads,
+                                  .grad_y = work->grad_addend,
+                                  .grad_x = only_fp32(work->grad_heads)});
     td_attention attention = attention_of(s, in, states, work);
     attention.grad_output = work->grad_heads;
     attention.grad_query = work->grad_query.fp32;
@@ -173,23 +187,23 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     attention.grad_key_value = grad_key_value.fp32;
     attention.bf16_grad_key_value = grad_key_value.bf16;
     attention_backward(attention, threads);
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->query,
-                                       .grad = grad->query,
-                                       .rows = rows,
-                                       .x = in.x,
-                                       .grad_y = work->grad_query,
-                                       .grad_x = only_fp32(grads.x),
-                                       .accumulates = 1});
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->key_value,
-                                       .grad = grad->key_value,
-                                       .rows = memory_rows,
-                                       .x = in.memory,
-                                       .grad_y = grad_key_value,
-                                       .grad_x = only_fp32(grads.memory),
-                                       .accumulates = grads.adds_memory,
-                                       .is_x_packed = is_self_attention});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->query,
+                                  .grad = grad->query,
+                                  .rows = rows,
+                                  .x = in.x,
+                                  .grad_y = work->grad_query,
+                                  .grad_x = only_fp32(grads.x),
+                                  .accumulates = 1});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->key_value,
+                                  .grad = grad->key_value,
+                                  .rows = memory_rows,
+                                  .x = in.memory,
+                                  .grad_y = grad_key_value,
+                                  .grad_x = only_fp32(grads.memory),
+                                  .accumulates = grads.adds_memory,
+                                  .is_x_packed = is_self_attention});
 }
 
 static td_recurrence recurrence_of(const td_stack *s, RecurrenceStates states)
@@ -233,23 +247,23 @@ static void recur_backward(const td_stack *s, const RecurrenceWeights *w,
     recurrence_backward(recurrence, threads);
     round_activations(work->grad_gate, s->d_model, threads);
     round_activations(work->grad_candidate, s->d_model, threads);
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->gate,
-                                       .grad = grad->gate,
-                                       .rows = num_rows(s),
-                                       .x = x,
-                                       .grad_y = work->grad_gate,
-                                       .grad_x = only_fp32(grad_x),
-                                       .accumulates = 1});
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->candidate,
-                                       .grad = grad->candidate,
-                                       .rows = num_rows(s),
-                                       .x = x,
-                                       .grad_y = work->grad_candidate,
-                                       .grad_x = only_fp32(grad_x),
-                                       .accumulates = 1,
-                                       .is_x_packed = 1});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->gate,
+                                  .grad = grad->gate,
+                                  .rows = num_rows(s),
+                                  .x = x,
+                                  .grad_y = work->grad_gate,
+                                  .grad_x = only_fp32(grad_x),
+                                  .accumulates = 1});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->candidate,
+                                  .grad = grad->candidate,
+                                  .rows = num_rows(s),
+                                  .x = x,
+                                  .grad_y = work->grad_candidate,
+                                  .grad_x = only_fp32(grad_x),
+                                  .accumulates = 1,
+                                  .is_x_packed = 1});
 }
 
 static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activations x,
@@ -272,25 +286,25 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
 {
     add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
                                work->grad_addend, grad->gain, grad->bias, work);
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->outer,
-                                       .grad = grad->outer,
-                                       .rows = num_rows(s),
-                                       .x = states.hidden,
-                                       .grad_y = work->grad_addend,
-                                       .grad_x = work->grad_hidden,
-                                       .relu_x = states.hidden.bf16,
-                                       .dropout_scale = s->relu_dropout.scale});
-    differentiate_map(s, work,
-                      (LinearBackward){.linear = w->inner,
-                                       .grad = grad->inner,
-                                       .rows = num_rows(s),
-                                       .x = x,
-                                       .grad_y = work->grad_hidden,
-                                       .grad_x = only_fp32(grad_x),
-                                       .accumulates = 1,
-                                       .relu_y = states.hidden.fp32,
-                                       .dropout_scale = s->relu_dropout.scale});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->outer,
+                                  .grad = grad->outer,
+                                  .rows = num_rows(s),
+                                  .x = states.hidden,
+                                  .grad_y = work->grad_addend,
+                                  .grad_x = work->grad_hidden,
+                                  .relu_x = states.hidden.bf16,
+                                  .dropout_scale = s->relu_dropout.scale});
+    backward_map(s, work,
+                 (LinearBackward){.linear = w->inner,
+                                  .grad = grad->inner,
+                                  .rows = num_rows(s),
+                                  .x = x,
+                                  .grad_y = work->grad_hidden,
+                                  .grad_x = only_fp32(grad_x),
+                                  .accumulates = 1,
+                                  .relu_y = states.hidden.fp32,
+                                  .dropout_scale = s->relu_dropout.scale});
 }
 
 /* ---- Layers -------------------------------------------------------------------- */
@@ -309,7 +323,7 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     const LayerStates states = states_of_layer(s, layer);
     Activations y = first_output(s, &states);
     if (s->is_recurrent)
-        recur(s, &w.recurrence, x, layer * num_sublayers(s), states.recurrence, y,
+        recur(s, &w.recurrence, x, first_sublayer(s, layer), states.recurrence, y,
               work);
     else
         attend(s, &w.self_attention, self_attention_inputs(s, x, layer),
@@ -322,8 +336,8 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     }
     x = y;
     y = layer + 1 < s->layers ? states.feed_forward.norm.y : only_fp32(s->y);
-    feed_forward(s, &w.feed_forward, x, (layer + 1) * num_sublayers(s) - 1,
-                 states.feed_forward, y, work);
+    feed_forward(s, &w.feed_forward, x, last_sublayer(s, layer), states.feed_forward, y,
+                 work);
     return y;
 }
 
@@ -417,8 +431,8 @@ static int are_stack_sizes(const td_stack *s)
         !is_size(s->heads, 1) || !is_thread_count(s->num_threads) ||
         !is_between(s->first_sentence, 0, MAX_ELEMENTS))
         return 0;
-    if (!is_multiple(s->d_model, 32) || !is_multiple(s->d_ff, 16) ||
-        !is_multiple(s->d_k, 16) || !is_multiple(s->d_v, 16))
+    if (!is_multiple(s->d_model, PANEL_WIDTH) || !is_multiple(s->d_ff, ROW_MULTIPLE) ||
+        !is_multiple(s->d_k, ROW_MULTIPLE) || !is_multiple(s->d_v, ROW_MULTIPLE))
         return 0;
     if (s->is_bf16 && !(is_multiple(s->d_ff, PANEL_WIDTH) &&
                         is_multiple(s->heads * s->d_k, PANEL_WIDTH) &&

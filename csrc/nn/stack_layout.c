@@ -88,7 +88,8 @@ static FeedForwardWeights take_feed_forward(const td_stack *s, Parameters *from)
     return w;
 }
 
-/* Take the parameters of layers; returns those of the last. */
+/* Take the parameters of the first `layers` layers, which follow one another; returns
+ * those of the last. */
 static LayerWeights take_layers(const td_stack *s, Parameters *from, int64_t layers)
 {
     LayerWeights w = {0};

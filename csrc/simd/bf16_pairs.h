@@ -41,10 +41,12 @@ static inline void store_bf16_pairs(td_bf16 *to, Bf16Pairs pairs)
     _mm512_storeu_si512(to, pairs);
 }
 
-/* Transpose BF16_PAIRS rows of BF16_PAIRS pairs in place. */
+/* Transpose BF16_PAIRS rows of BF16_PAIRS pairs in place: four stages interleave pairs
+ * of rows 1, 2, 4 and 8 apart. */
 static inline void transpose_bf16_pairs(Bf16Pairs *rows)
 {
     Bf16Pairs swapped[BF16_PAIRS];
+    /* Within the quarters of a register: elements, then pairs of elements. */
     for (int r = 0; r < BF16_PAIRS; r += 2) {
         swapped[r] = _mm512_unpacklo_epi32(rows[r], rows[r + 1]);
         swapped[r + 1] = _mm512_unpackhi_epi32(rows[r], rows[r + 1]);
@@ -55,7 +57,9 @@ static inline void transpose_bf16_pairs(Bf16Pairs *rows)
             rows[r + 2 * half] = _mm512_unpacklo_epi64(one, other);
             rows[r + 2 * half + 1] = _mm512_unpackhi_epi64(one, other);
         }
-    /* Rows 4i to 4i + 3 now hold, in each quarter of a register, one of its columns. */
+    /* Rows 4i to 4i + 3 now hold, in each quarter of a register, one of its columns:
+     * quarter q of row 4i + r has elements 4q + r of the old rows 4i to 4i + 3. Whole
+     * quarters are interleaved from here on. */
     for (int r = 0; r < 4; r++)
         for (int half = 0; half < 2; half++) {
             const Bf16Pairs one = rows[8 * half + r], other = rows[8 * half + r + 4];

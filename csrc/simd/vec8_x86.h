@@ -7,6 +7,8 @@
 
 typedef __m256 vec8;
 
+/* Horizontal additions of neighbours: of 2, then 4 lanes of each vector, then of its
+ * halves. */
 static inline vec8 sum_each_of_8(const vec8 x[8])
 {
     const vec8 first =
@@ -17,6 +19,14 @@ static inline vec8 sum_each_of_8(const vec8 x[8])
                          _mm256_permute2f128_ps(first, last, 0x31));
 }
 
+/* Three stages interleave elements, pairs and halves. With letters for rows and digits
+ * for columns, the first registers have:
+ *
+ *   pairs[0]: a0 b0 a1 b1 | a4 b4 a5 b5     fours[0]: a0 b0 c0 d0 | a4 b4 c4 d4
+ *   pairs[1]: a2 b2 a3 b3 | a6 b6 a7 b7     fours[4]: e0 f0 g0 h0 | e4 f4 g4 h4
+ *
+ * and rows 0 and 4 of the result are the lower and the upper halves of fours[0] and
+ * fours[4]. */
 static inline void transpose_8x8(const float *from, int64_t stride, float *to,
                                  int64_t to_stride)
 {

@@ -2,8 +2,8 @@
 #include "tests/arrays.h"
 
 enum { STEPS = 2 };
-static const float FACTORS[STEPS * 3] = {3.5875f, -2.5845f, 0.4893f,
-                                         2.6604f, -1.9134f, 0.4194f};
+static const float COEFFICIENTS[STEPS * 3] = {3.5875f, -2.5845f, 0.4893f,
+                                              2.6604f, -1.9134f, 0.4194f};
 static const float EPSILON = 1e-7f, SHARE = 0.05f, RATE = 0.5f;
 
 /* c [n, p] = a [n, m] b [m, p] */
@@ -51,15 +51,14 @@ static void orthogonalize_naively(double *x, int64_t rows, int64_t columns)
     multiply(x, transpose_naively(x, rows, columns), rows, columns, rows, square);
     divide(x, size, sqrt(norm(square, rows * rows)) + (double)EPSILON);
     for (int step = 0; step < STEPS; step++) {
-        const float *factors = FACTORS + 3 * step;
+        const float *abc = COEFFICIENTS + 3 * step;
         multiply(x, transpose_naively(x, rows, columns), rows, columns, rows, square);
         multiply(square, square, rows, rows, rows, polynomial);
         for (int64_t i = 0; i < rows * rows; i++)
-            polynomial[i] =
-                (double)factors[1] * square[i] + (double)factors[2] * polynomial[i];
+            polynomial[i] = (double)abc[1] * square[i] + (double)abc[2] * polynomial[i];
         multiply(polynomial, x, rows, rows, columns, product);
         for (int64_t i = 0; i < size; i++)
-            x[i] = (double)factors[0] * x[i] + product[i];
+            x[i] = (double)abc[0] * x[i] + product[i];
     }
 }
 
@@ -98,7 +97,7 @@ static td_muon new_task(const td_api *api, int64_t count, int64_t rows, int64_t 
                     .rows = rows,
                     .columns = columns,
                     .steps = STEPS,
-                    .factors = FACTORS,
+                    .factors = COEFFICIENTS,
                     .epsilon = EPSILON,
                     .share = SHARE,
                     .rate = RATE,

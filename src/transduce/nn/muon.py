@@ -26,7 +26,7 @@ POLYNOMIALS = (
     (3.5875, -2.5845, 0.4893),
     (2.6604, -1.9134, 0.4194),
 )
-"""Factors of x, x^3 and x^5 in each step.
+"""Coefficients of x, x^3 and x^5 in each step.
 
 Each is the odd polynomial nearest to one on the range to which the previous step maps
 0.01 to 1, widened by a fiftieth because products are rounded (Amsel et al., 2025).
@@ -105,9 +105,9 @@ def native_muon(
 ) -> None:
     """Update weights of one shape, of `count` matrices each, by Muon.
 
-    `momenta` are the means of the gradients, in which the newest gradient has the
-    weight `share`; they are updated too. `rate` is the factor of the orthogonal
-    matrices that are subtracted. Products are in `dtype`.
+    `momenta` are moving averages of the gradients, in which the newest gradient has the
+    weight `share`, one less the momentum; they are updated too. `rate` times the
+    orthogonal matrices is subtracted. Products are in `dtype`.
     """
     api, threads = loaded_nn_api(), torch.get_num_threads()
     rows, columns = matrix_size(weights[0], count)
@@ -116,7 +116,7 @@ def native_muon(
     gradient_pointers = _matrix_pointers(gradients, count)
     momentum_pointers = _matrix_pointers(momenta, count)
     weight_pointers = _matrix_pointers(weights, count)
-    factors = ffi.new("float[]", [each for step in POLYNOMIALS for each in step])
+    coefficients = ffi.new("float[]", [each for step in POLYNOMIALS for each in step])
     task = ffi.new(
         "td_muon *",
         {
@@ -124,7 +124,7 @@ def native_muon(
             "rows": rows,
             "columns": columns,
             "steps": len(POLYNOMIALS),
-            "factors": factors,
+            "factors": coefficients,
             "epsilon": NORM_EPSILON,
             "share": share,
             "rate": rate,

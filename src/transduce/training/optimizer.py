@@ -110,13 +110,13 @@ class Muon(Uncompiled):
             return
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
         # Nesterov momentum: the mean if the next gradient equals this one.
-        ahead = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
-        matrices = ahead.reshape(len(weights) * count, rows, columns)
+        nesterov = torch.stack(torch._foreach_lerp(gradients, momenta, MOMENTUM))
+        matrices = nesterov.reshape(len(weights) * count, rows, columns)
         # Singular values need only be near one: bf16 suffices (Jordan et al., 2024).
-        moves = orthogonalized(matrices.to(self._dtype)).to(ahead.dtype)
+        updates = orthogonalized(matrices.to(self._dtype)).to(nesterov.dtype)
         torch._foreach_add_(
             cast(list[Tensor], weights),
-            moves.reshape(ahead.shape).unbind(),
+            updates.reshape(nesterov.shape).unbind(),
             alpha=-rate,
         )
 
