@@ -53,6 +53,8 @@ typedef struct {
     int64_t rows;
 } Bf16Region;
 
+/* Begin with the numbers in fp32 if results are added to them, with the bias or with
+ * zeros. A stride of 0 loads the bias into each row. */
 static USES_AMX_BF16 void begin_sums(const Bf16Epilogue *e, Bf16Region at)
 {
     const int64_t stride = e->accumulates ? e->columns * (int64_t)sizeof(float) : 0;
