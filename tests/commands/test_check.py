@@ -243,6 +243,19 @@ def test_a_little_padding_is_not_shown_as_none(corpus_files):
     assert "0.04% of the positions computed" in output.getvalue()
 
 
+def test_a_share_is_not_rounded_to_all_or_none(corpus_files):
+    files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
+    report = check_corpus(files, PRESETS["tiny"])
+    pairs = replace(report.training.pairs, total=100_000, kept=99_999, invalid=1)
+    training = replace(report.training, pairs=pairs)
+    output = StringIO()
+    console = Console(file=output, width=80)
+    CorpusDisplay(console).show(replace(report, training=training), ())
+    lines = output.getvalue().splitlines()
+    assert "  kept                            99,999     99.999%" in lines
+    assert "  left out, not UTF-8 text             1      0.001%" in lines
+
+
 def test_figures_of_billions_have_a_space_between_them(corpus_files):
     files = CorpusFiles(source=(corpus_files[0],), target=(corpus_files[1],))
     report = check_corpus(files, PRESETS["tiny"])

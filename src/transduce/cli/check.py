@@ -59,6 +59,10 @@ from transduce.experiments.run_corpus import (
 WIDTH = 80
 """Columns of the report without a terminal, so that output is the same everywhere."""
 LABEL_WIDTH, CELL_WIDTH, BAR_WIDTH, SHORTEST_BAR = 26, 12, 22, 5
+LENGTHS_WIDTH, SHORT_LENGTHS_WIDTH = 13, 9
+"""Width of a range of lengths beside bars, and without them."""
+SHARE_WIDTH = 9
+"""Width of a share with the spaces around it."""
 TREES = "trees and variants"
 NARROW = 60
 """Smallest width at which figures stand beside their labels."""
@@ -159,21 +163,19 @@ def _refuse_dev(files: RunFiles, run: RunConfig) -> None:
 
 def train_command(files: CorpusFiles) -> str:
     """Return lines of a command that trains on files by the preset that fits them."""
-    sides = {
-        "--source": files.source,
-        "--target": files.target,
-        "--dev-source": files.dev_source,
-        "--dev-target": files.dev_target,
-    }
-    options = [
-        shlex.join((name, *map(str, paths))) for name, paths in sides.items() if paths
-    ]
-    lines = [
-        f"{program()} train {' '.join(options[:2])}",
-        *([" ".join(options[2:])] if files.has_dev else []),
-        f"--preset {preset_for(files)} --out runs/mine",
-    ]
+    source, target = _words("--source", files.source), _words("--target", files.target)
+    lines = [f"{program()} train {source} {target}"]
+    if files.has_dev:
+        source = _words("--dev-source", files.dev_source)
+        target = _words("--dev-target", files.dev_target)
+        lines.append(f"{source} {target}")
+    lines.append(f"--preset {preset_for(files)} --out runs/mine")
     return " \\\n    ".join(lines)
+
+
+def _words(option: str, paths: Sequence[Path]) -> str:
+    """Write an option with its files for a shell."""
+    return shlex.join((option, *map(str, paths)))
 
 
 def _resolved(run: RunConfig, files: RunFiles) -> RunConfig:
@@ -293,11 +295,12 @@ class CorpusDisplay:
         if not bins:
             return
         self._print("")
-        bar_width = min(BAR_WIDTH, (self._width - 17) // 2 - 9)
-        label_width = 13
-        if bar_width < SHORTEST_BAR:
-            bar_width, label_width = 0, 9  # the figures alone
-        heads = f"{'source':<{bar_width + 9}}target"
+        side_width = (self._width - LENGTHS_WIDTH - 4) // 2
+        bar_width = min(BAR_WIDTH, side_width - SHARE_WIDTH)
+        label_width = LENGTHS_WIDTH
+        if bar_width < SHORTEST_BAR:  # the figures alone
+            bar_width, label_width = 0, SHORT_LENGTHS_WIDTH
+        heads = f"{'source':<{bar_width + SHARE_WIDTH}}target"
         self._print(f"{'Tokens a line':<{label_width + 5}}{heads}", "bold")
         totals = sum(each.source for each in bins), sum(each.target for each in bins)
         shares = [
@@ -385,10 +388,8 @@ class CorpusDisplay:
 
 
 def _share(count: int, total: int) -> str:
-    """Format a share of pairs: empty for none, and never a rounded zero."""
-    if not count:
-        return ""
-    return f"{count / total:.1%}" if count / total >= 0.0005 else "< 0.1%"
+    """Format a share of pairs: empty for none, and "100.0%" only for all."""
+    return percent(count / total, 1) if count else ""
 
 
 def _bank_figures(bank: TreesReport) -> dict[str, str]:
