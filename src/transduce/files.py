@@ -191,9 +191,9 @@ def reason(error: BaseException, max_length: int = 200) -> str:
 def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
     """Raise `ConfigError` if an output folder holds files that would be lost.
 
-    Even force overwrites only a folder that the same command wrote, never a run or an
-    unknown folder: its file `.made-by` has `made_by`, the words of the command, and it
-    has no folders.
+    Even `force` overwrites only a folder that the same command wrote, never a run or an
+    unknown folder. The file `.made-by` of such a folder has the words of the command,
+    `made_by`, and the folder has no folders in it.
     """
     is_there = out.is_symlink() or out.exists()
     if is_there and not out.is_dir():
@@ -276,7 +276,7 @@ def require_unwritten(path: Path, *, overwrite: bool) -> None:
 def require_place(out: Path) -> None:
     """Raise `ConfigError` if an output could not be put in its place.
 
-    So a long command fails before its work, not after it.
+    Commands call it first, so that they fail before their work and not after it.
     """
     for i, part in enumerate(out.parts):
         if part == ".." and not Path(*out.parts[:i]).is_dir():
@@ -322,7 +322,7 @@ def require_without(out: Path, inputs: Iterable[Path]) -> None:
 
 
 def _described(maker: str | None) -> str:
-    """Describe a folder by the content of its file `MADE_BY`; None if it has none."""
+    """Describe a folder by the content of its file `MADE_BY`; None means no file."""
     if maker is None:
         return (
             f"has no file {MADE_BY} (or an older version wrote it: remove it yourself)"
@@ -334,10 +334,11 @@ def _described(maker: str | None) -> str:
 
 @contextmanager
 def named_errors(path: Path, new: Path | None = None) -> Iterator[None]:
-    """Name the file in the `OSError` of writing to it once it is open.
+    """Name the file in an `OSError` of writing to it.
 
-    Only opening a file names it, so that a full disk would be reported without a place.
-    The file's name replaces that of the new file `new`, which the user does not know.
+    Only an error of opening has a file name; a full disk would be reported without a
+    place. The name of the temporary file `new`, which the user does not know, is
+    replaced as well.
     """
     try:
         yield
@@ -371,9 +372,10 @@ def write_all(descriptor: int, content: bytes) -> None:
 def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     """Lock a folder or a file; raise `refusal` if another process holds the lock.
 
-    It is also raised if that process has renamed or removed it just before the lock.
-    Yields the open file descriptors that hold the lock (none on Windows, which cannot
-    open a folder). Child processes that inherit them keep the lock until they end.
+    `refusal` is also raised if the other process has renamed or removed the path just
+    before. Yields the open file descriptors that hold the lock (none on Windows, which
+    cannot open a folder). Child processes that inherit them keep the lock until they
+    end.
     """
     if os.name == "nt":
         yield ()
@@ -434,7 +436,7 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
-    """Return whether an open file is the one of that name."""
+    """Return whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:
@@ -447,9 +449,9 @@ def atomic_directory(
 ) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
-    `made_by` has the words of the command whose output it is, such as "export --to
-    onnx", for `require_new_folder`. Then a folder that holds files is replaced only
-    with `overwrite`, and only if the same command wrote it. Without `made_by` any
+    `made_by` has the words of the command that writes it, such as "export --to onnx",
+    for `require_new_folder`. With `made_by`, a folder that holds files is replaced only
+    with `overwrite`, and only if the same command wrote it. Without `made_by`, any
     folder is replaced.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
@@ -624,5 +626,7 @@ def _sync_folder(folder: Path) -> None:
     if os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -37,12 +37,15 @@ CORES = Path("/sys/devices/system/cpu")
 """Linux information on each hardware thread."""
 MOUNT_ROOT, MOUNT_FOLDER = 3, 4
 """Fields of a line of `/proc/self/mountinfo`."""
+READ_BY_PYTORCH = "MKL_NUM_THREADS", "OMP_NUM_THREADS"
+"""Environment variables with the number of threads, which PyTorch reads when it is
+loaded; the first that is set counts."""
 WRITTEN_THREADS = "TRANSDUCE_WRITTEN_THREADS"
 """Environment variable with the number that `use_threads` has written to the others, so
 that child processes do not take it for the user's choice."""
 MAX_BRIEF_SPINS = 10_000
-"""Spins that take less than a millisecond on any processor; a pause of up to 140 cycles
-is between two."""
+"""Number of spins of a waiting thread that take less than a millisecond on any
+processor: a spin pauses for up to 140 cycles."""
 MATRIX_FLAGS = (
     "avx2",
     "avx_vnni",
@@ -111,9 +114,9 @@ def memory_groups() -> Iterator[_MemoryGroup]:
 def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
     """Yield folder and version of this process's control groups, inner to outer.
 
-    `kind` is the controller, such as "cpu". Folders may be missing: a container may see
-    only the outermost group, which is then its own. A group in several mounts comes
-    several times.
+    `kind` is the controller, such as "cpu". Some folders may not exist: a container may
+    see its own group only, as the outermost one. A group that is mounted several times
+    is yielded several times.
     """
     mounts = _group_mounts(proc)
     for line in _lines(proc / "self" / "cgroup"):
@@ -130,20 +133,19 @@ def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
 
 
 def _group_folders(group: Path, mounts: Mapping[Path, Path]) -> Iterator[Path]:
-    """Yield the folders of a group and of those around it, in each mount that has it.
+    """Yield the folders of a group and of the groups around it, mount by mount.
 
     `mounts` has the outermost group of each mount, by folder.
     """
-    is_inside = ".." not in group.parts
-    having = {
+    paths = {
         folder: group.relative_to(root)
         for folder, root in mounts.items()
-        if is_inside and group.is_relative_to(root)
+        if group.is_relative_to(root) and ".." not in group.parts
     }
-    if not having:  # the group's name is that of another namespace
+    if not paths:  # the group has its name in another namespace
         yield next(iter(mounts))
-    for folder, below in having.items():
-        for each in (below, *below.parents):
+    for folder, path in paths.items():
+        for each in (path, *path.parents):
             yield folder / each
 
 
@@ -262,7 +264,8 @@ def cpu_quota(proc: Path = PROC) -> float:
 def _chosen_threads(environment: Mapping[str, str]) -> Iterator[Cores]:
     """Yield the number of threads that the environment sets, if any.
 
-    It may be the first of a list, whose other numbers are those of nested loops.
+    A variable may have a list of numbers, one for each level of nested loops; the first
+    one counts.
     """
     for name in READ_BY_PYTORCH:
         first = environment.get(name, "").split(",")[0].strip()
@@ -394,18 +397,14 @@ def may_have_gpu() -> bool:
     return not builds or any(build != "None" for build in builds)
 
 
-READ_BY_PYTORCH = "MKL_NUM_THREADS", "OMP_NUM_THREADS"
-"""Environment variables that PyTorch reads once, when it is loaded; the first that is
-set counts."""
-
-
 def gomp_parallel() -> int | None:
     """Return the address of `GOMP_parallel` in PyTorch's OpenMP, or None.
 
-    With it, the native library computes on PyTorch's threads; without, on threads of
-    its own, which it does not wait for when they are late. PyTorch's are better only if
-    they spin for long after each operator, and so occupy the cores: those of LLVM's
-    OpenMP, which has the function too, and of GCC's unless `spins_briefly`.
+    With the address, the native library computes on PyTorch's threads. With None it has
+    threads of its own, and does not wait for a thread that is late. PyTorch's threads
+    are better only if they spin for long after each operator, since they then occupy
+    the cores. The threads of LLVM's OpenMP do, and those of GCC's OpenMP unless
+    `spins_briefly`. Both libraries have the function.
     """
     if (library := _openmp()) is None:
         return None

@@ -49,9 +49,9 @@ def terminations() -> list[signal.Signals]:
 
 
 def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
-    """Return the handlers of signals, without those that C code has set.
+    """Return the handlers of signals, without handlers that C code has set.
 
-    Python cannot restore these, so the functions of this module leave them in place.
+    Python cannot restore a handler of C, so this module leaves it in place.
     """
     found = {number: signal.getsignal(number) for number in numbers}
     return {number: each for number, each in found.items() if each is not None}
@@ -60,10 +60,9 @@ def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
 def _restore(handlers: Mapping[int, Any], arrived: list[int]) -> None:
     """Set all handlers before one of them runs, then raise the signals that arrived.
 
-    Each is removed from `arrived`.
-
-    A handler that raises an exception would otherwise keep the others from being set.
-    Blocking the signals prevents that unless another thread receives one.
+    Raised signals are removed from `arrived`. The signals are blocked meanwhile: a
+    handler that raises an exception would keep the others from being set, as one still
+    can if another thread receives a signal.
     """
     set_mask = getattr(signal, "pthread_sigmask", None)  # missing on Windows
     before = set_mask(signal.SIG_BLOCK, ()) if set_mask else None
@@ -120,9 +119,8 @@ def unwound_on_termination() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into `SystemExit`, so that partial work is undone.
 
     A second signal soon after the first is ignored: `timeout`, for example, signals a
-    program and then its group, and the second must not interrupt the undoing.
-
-    Outside the main thread, they end the program at once, as usual.
+    program and then its group, and the second signal must not interrupt the undoing.
+    Outside the main thread, the signals end the program at once, as usual.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -153,10 +151,10 @@ def unwound_on_termination() -> Iterator[None]:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Handle the signals that arrive within the block after it.
+    """Hold signals that arrive within the block, and handle them after the block.
 
-    Python ignores an exception that a handler raises during a fork, so that a signal
-    that should end the program would be lost there.
+    Python ignores an exception that a handler raises during a fork. A signal that
+    should end the program would be lost there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -288,7 +286,7 @@ EXIT_SECONDS = 10
 
 
 class WorkerLostError(Exception):
-    """A worker process has ended; the message continues "The process ..."."""
+    """A worker process has ended; the message completes a sentence: "was killed"."""
 
 
 class WorkerProcess(Generic[Arguments, Result]):
@@ -376,7 +374,8 @@ def serve(niceness: int) -> None:
         os.nice(niceness)
     tasks = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     results = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # for what a library prints
+    # Text that a library prints must not mix with the results.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     # The first process has ended if there is no further task.
     with suppress(EOFError, OSError, pickle.UnpicklingError):
         function = pickle.load(tasks)

@@ -80,9 +80,9 @@ class AugmentationConfig:
 def augmented(
     trees: Sequence[Tree], config: AugmentationConfig, dev_trees: Sequence[Tree] = ()
 ) -> Iterator[Tree]:
-    """Return all trees followed by their variants, which the seed determines.
+    """Yield all trees and then their variants, which the seed determines.
 
-    A tree takes the place of a variant whose sentence is one of the dev trees'.
+    A variant with the sentence of a dev tree is replaced by the tree itself.
     """
     yield from trees
     if config.copies:
@@ -306,9 +306,9 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
         list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
     )
     if len(trees) != len(gold_trees) or not trees:
-        has_blank = any(not tree.leaves for tree in (*gold_trees, *trees))
-        meaning = "; a blank line or `(TOP)` counts as a sentence without a parse"
-        hint = meaning * has_blank
+        hint = ""
+        if any(not tree.leaves for tree in (*gold_trees, *trees)):
+            hint = "; a blank line or `(TOP)` counts as a sentence without a parse"
         raise DataError(
             f"{predicted}: there must be as many trees as in {gold}, and at least one, "
             f"but there are {len(trees):,} for {len(gold_trees):,}{hint}."

@@ -21,8 +21,8 @@ class Abbreviations:
     numeric: frozenset[str] = field(default_factory=frozenset)
     """Abbreviations only before a number or a counting letter, as in "No. 5"."""
     final: frozenset[str] = field(default_factory=frozenset)
-    """Abbreviations that may be a sentence's last word, such as "etc."; those in
-    `never`, too, end one only before a word of `starters`."""
+    """Abbreviations that may be a sentence's last word, such as "etc.". A word that is
+    also in `never` ends a sentence only before a word of `starters`."""
     starters: frozenset[str] = field(default_factory=frozenset)
     """Function words that are capitalised only at the beginning of a sentence."""
     months: frozenset[str] = field(default_factory=frozenset)
@@ -441,13 +441,18 @@ BY_LANGUAGE = {
 """Tables by base language."""
 WITH_ORDINAL_STOP = frozenset({"is", "fo", "et", "lv", "lt", "eu", "mk", "az"})
 """Languages without a table that write the ordinal third as "3."."""
+INTERNATIONAL = _words(
+    "dr prof mr mrs ms ing dipl med phil jr sr inc ltd corp co etc al vs cf ca fig tab "
+    "vol no nr p pp ph.d m.d u.s u.k u.n e.u u.s.a"
+)
+"""English and German words that the texts of other languages borrow."""
 
 
 @cache
 def abbreviations(language: str | None) -> Abbreviations:
-    """Table of a base language, such as "de"; a common one if it is unknown.
+    """Table of a base language, such as "de"; a common table for any other language.
 
-    English titles and units are added to every language, as its texts borrow them.
+    English titles and units are in the table of every language, as texts borrow them.
     """
     if language in BY_LANGUAGE:
         own = BY_LANGUAGE[language]
@@ -455,22 +460,16 @@ def abbreviations(language: str | None) -> Abbreviations:
             return own
         return replace(
             own,
-            never=own.never | (ENGLISH.never & _INTERNATIONAL),
-            numeric=own.numeric | (ENGLISH.numeric & _INTERNATIONAL),
-            final=own.final | (ENGLISH.final & _INTERNATIONAL),
+            never=own.never | (ENGLISH.never & INTERNATIONAL),
+            numeric=own.numeric | (ENGLISH.numeric & INTERNATIONAL),
+            final=own.final | (ENGLISH.final & INTERNATIONAL),
         )
     tables = list(BY_LANGUAGE.values())
     return Abbreviations(
-        never=_INTERNATIONAL | ENGLISH.never | GERMAN.never,
+        never=INTERNATIONAL | ENGLISH.never | GERMAN.never,
         numeric=ENGLISH.numeric | GERMAN.numeric,
         final=ENGLISH.final | frozenset({"usw"}),
         starters=ENGLISH.starters,
         months=frozenset().union(*(each.months for each in tables)),
         has_ordinal_stop=language in WITH_ORDINAL_STOP,
     )
-
-
-_INTERNATIONAL = _words(
-    "dr prof mr mrs ms ing dipl med phil jr sr inc ltd corp co etc al vs cf ca fig tab "
-    "vol no nr p pp ph.d m.d u.s u.k u.n e.u u.s.a"
-)

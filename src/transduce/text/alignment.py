@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int32, Int64
+from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
@@ -59,14 +59,19 @@ class TranslationTable:
 
         `NULL` is left out. Equal probabilities give the smallest id.
         """
-        keep = (self.source != NULL) & (self.probability >= least)
-        source, target = self.source[keep], self.target[keep]
-        order = np.lexsort((target, -self.probability[keep], source))
-        source, target = source[order], target[order]
-        is_first = np.ones(len(source), dtype=bool)
-        is_first[1:] = source[1:] != source[:-1]
-        found = zip(source[is_first].tolist(), target[is_first].tolist(), strict=True)
-        return dict(found)
+        kept = self.picked((self.source != NULL) & (self.probability >= least))
+        found = kept.picked(ranked(kept, 1))
+        return dict(zip(found.source.tolist(), found.target.tolist(), strict=True))
+
+    def picked(
+        self, chosen: Bool[np.ndarray, " entries"] | Int64[np.ndarray, " picked"]
+    ) -> "TranslationTable":
+        """Return some entries, given by a mask or by their indices."""
+        return TranslationTable(
+            source=self.source[chosen],
+            target=self.target[chosen],
+            probability=self.probability[chosen],
+        )
 
 
 def ibm_model_1(
@@ -213,7 +218,7 @@ def _table(
     tokens: Int32[np.ndarray, "sources best"],
     probabilities: Float32[np.ndarray, "sources best"],
 ) -> TranslationTable:
-    """Return the entries that there are; the last row is of `NULL`."""
+    """Return the entries with a target; the last row is that of `NULL`."""
     source, place = np.nonzero(tokens >= 0)
     target = tokens[source, place].astype(np.int64)
     kept = probabilities[source, place].astype(np.float64)
@@ -226,12 +231,7 @@ def _table(
 
 def _likeliest(table: TranslationTable, best: int) -> TranslationTable:
     """Keep the `best` likeliest targets of each source."""
-    chosen = np.sort(ranked(table, best))
-    return TranslationTable(
-        source=table.source[chosen],
-        target=table.target[chosen],
-        probability=table.probability[chosen],
-    )
+    return table.picked(np.sort(ranked(table, best)))
 
 
 def ranked(table: TranslationTable, best: int) -> Int64[np.ndarray, " entries"]:
@@ -270,12 +270,7 @@ def symmetrized(
 
 
 def _without_null(table: TranslationTable) -> TranslationTable:
-    keep = table.source != NULL
-    return TranslationTable(
-        source=table.source[keep],
-        target=table.target[keep],
-        probability=table.probability[keep],
-    )
+    return table.picked(table.source != NULL)
 
 
 class _Links(NamedTuple):
@@ -368,8 +363,8 @@ DICTIONARY_FORMAT = 1
 MAX_DICTIONARY_BYTES = 2**28
 """Maximum size of a dictionary's file in bytes."""
 MAX_LINKS = 2**25
-"""Maximum number of pairs of words in the same sentence pair that are learned from:
-about 1 GB. Of a larger corpus, sentence pairs are taken evenly."""
+"""Maximum number of links to learn from, which need about 1 GB. A larger corpus is
+sampled evenly."""
 MAX_WORDS = 100
 """Words of a side above which a sentence pair is left out, as its links are many and
 say little."""
@@ -411,7 +406,9 @@ class WordDictionary:
                 raise ValueError("it holds no JSON object")
             if content.get("format") != DICTIONARY_FORMAT:
                 number = shown(content.get("format"))
-                raise ValueError(f"its format must be 1, but is {number}")
+                raise ValueError(
+                    f"its format must be {DICTIONARY_FORMAT}, but is {number}"
+                )
             words = content.get("words")
             if not isinstance(words, dict) or set(map(type, words.values())) - {str}:
                 raise ValueError("its `words` must have a string for each word")
@@ -428,8 +425,8 @@ def learn_dictionary(
 ) -> WordDictionary:
     """Learn a dictionary of all words of a corpus, also those outside the vocabulary.
 
-    The corpus is read twice. About `max_links` pairs of words in the same sentence pair
-    are learned from, which bounds the memory.
+    The corpus is read twice. At most about `max_links` pairs of a source and a target
+    word in the same sentence pair are used, which bounds the memory.
     """
     links = sum(_num_links(pair) for pair in _usable(read()))
     every = -(-links // max_links) or 1

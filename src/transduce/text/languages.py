@@ -196,8 +196,8 @@ SCRIPTS_OF_LANGUAGE = {
     ),
     **dict.fromkeys(
         (
-            *("ab", "av", "ba", "be", "bg", "ce", "cu", "cv", "kv", "ky", "mk", "os"),
-            *("ru", "sah", "tg", "tt", "uk"),
+            "ab", "av", "ba", "be", "bg", "ce", "cu", "cv", "kv", "ky", "mk", "os",
+            "ru", "sah", "tg", "tt", "uk",
         ),
         ("Cyrl",),
     ),
@@ -274,7 +274,7 @@ class LanguagesConfig:
                 object.__setattr__(self, side, canonical(tag))
 
     def given(self, tags: Mapping[str, str | None]) -> "LanguagesConfig":
-        """Copy with those of the tags that are not None."""
+        """Copy with the given tags; a side whose tag is None stays."""
         known = {side: tag for side, tag in tags.items() if tag is not None}
         return replace(self, **known)
 
@@ -322,9 +322,10 @@ def script_of(tag: str) -> str | None:
 def best_match(requested: str, available: Sequence[str]) -> str | None:
     """The available language that best matches the requested one; None if none does.
 
-    The same tag in any case comes first, then tags of the same language: those in the
-    same script before others, and of these the longest beginning of the requested tag
-    (zh-Hans for zh-Hans-CN). A name that is no tag matches only itself.
+    The same tag, in any case, is the best match. Tags of the same language follow: tags
+    in the same script first, and among them the tag that is the longest beginning of
+    the requested one (zh-Hans for zh-Hans-CN). A name that is no tag matches only
+    itself.
     """
     by_name = {_spelling(each): each for each in reversed(available)}
     if _spelling(requested) in by_name:
@@ -471,10 +472,8 @@ def _family(tag: str) -> str:
 
 def _distance(requested: str, available: str) -> tuple[bool, int]:
     """Sort key of available tags of one language: the best match has the least."""
-    whole, beginning = (
-        f"{canonical(requested)}-".lower(),
-        f"{canonical(available)}-".lower(),
-    )
+    whole = f"{canonical(requested)}-".lower()
+    beginning = f"{canonical(available)}-".lower()
     shared = len(beginning) if whole.startswith(beginning) else 0
     return script_of(available) != script_of(requested), -shared
 
@@ -563,10 +562,10 @@ UNSPACED_RUN = re.compile("|".join(f"[{s.letters}]+" for s in UNSPACED_SCRIPTS))
 """Pattern of a run of letters of one such script."""
 
 SPACED_SCRIPTS = (
-    *("Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Bengali"),
-    *("Gurmukhi", "Gujarati", "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam"),
-    *("Sinhala", "Hangul", "Armenian", "Georgian", "Ethiopic", "Mongolian"),
-)
+    "Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Bengali",
+    "Gurmukhi", "Gujarati", "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam",
+    "Sinhala", "Hangul", "Armenian", "Georgian", "Ethiopic", "Mongolian",
+)  # fmt: skip
 """Scripts with spaces whose border with another script separates words."""
 _SCRIPT_OF_RUN = re.compile(
     "|".join(f"([{script.letters}])" for script in UNSPACED_SCRIPTS)
