@@ -81,8 +81,8 @@ def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
         raise _no_whole_number(tokens[-1]) from None
     values = converted if isinstance(converted, tuple) else (converted,)
     for value, token in zip(values, tokens, strict=False):
-        said = token.value
-        if type(value) is int and "." in said and float(said) != value:
+        text = token.value
+        if type(value) is int and "." in text and float(text) != value:
             raise _no_whole_number(token)
     return converted
 
@@ -162,18 +162,17 @@ GPU_FAULTS = {
 }
 """Messages by the patterns of PyTorch's errors on a GPU."""
 FAULTS = (
-    *(EOFError, ImportError, LookupError, MemoryError, RuntimeError, TypeError),
+    EOFError, ImportError, LookupError, MemoryError, RuntimeError, TypeError,
     ValueError,  # UnicodeEncodeError is one
-)
+)  # fmt: skip
 """Errors by which faults of the machine, its installation or its environment appear."""
 LIBRARIES = (
-    *("CUDA_", "HF_", "MPL", "NPY_", "ONNX", "PYTORCH_", "TORCH", "TRANSFORMERS_"),
+    "CUDA_", "HF_", "MPL", "NPY_", "ONNX", "PYTORCH_", "TORCH", "TRANSFORMERS_",
     "TRITON_",
-)
+)  # fmt: skip
 """Beginnings of the environment variables that libraries read at their import."""
 TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
-COMMANDS = {name: said for group in GROUPS.values() for name, said in group.items()}
 PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
@@ -190,6 +189,7 @@ PARTS = {
 """Sub-commands of commands, with descriptions."""
 FLAGS = {"--help": "Print this help.", "--version": "Print the version."}
 INSTALL_COMPLETION = "--install-completion"
+COMMANDS = tuple(name for commands in GROUPS.values() for name in commands)
 ALL_COMMANDS = (*COMMANDS, *(part for parts in PARTS.values() for part in parts))
 
 
@@ -213,26 +213,27 @@ def command_line(described_commands: Collection[str] = ()) -> App:
 
     for title, commands in GROUPS.items():
         group = Group.create_ordered(title)
-        for position, (name, said) in enumerate(commands.items()):
+        for position, (name, summary) in enumerate(commands.items()):
             place: dict[str, Any] = {"group": group, "sort_key": position}
             if name in PARTS:
                 several = App(
-                    name=name, help=said, group_parameters=options_group, **place
+                    name=name, help=summary, group_parameters=options_group, **place
                 )
-                for part, part_said in PARTS[name].items():
+                for part, part_summary in PARTS[name].items():
                     is_described = part in described_commands
-                    _add(several, part, f"{name}:{part}", part_said, is_described)
+                    _add(several, part, f"{name}:{part}", part_summary, is_described)
                 app.command(several)
             else:
-                module = name.replace("-", "_") + "_" * iskeyword(name)
+                module = name.replace("-", "_")
+                module = f"{module}_" if iskeyword(module) else module
                 is_described = name in described_commands
-                _add(app, name, f"{module}:{module}", said, is_described, **place)
+                _add(app, name, f"{module}:{module}", summary, is_described, **place)
     _add_options(app, described_commands)
     return app
 
 
 def _add(
-    app: App, name: str, function: str, said: str, is_described: bool, **place: Any
+    app: App, name: str, function: str, summary: str, is_described: bool, **place: Any
 ) -> None:
     """Add a command, whose function is named as MODULE:FUNCTION below `cli`."""
     reference = f"transduce.cli.{function}"
@@ -240,7 +241,7 @@ def _add(
         read = described(reference)
         app.command(read, name=name, help_formatter=PlainHelp(read), **place)
     else:
-        app.command(reference, name=name, help=said, **place)
+        app.command(reference, name=name, help=summary, **place)
 
 
 def _add_options(app: App, described_commands: Collection[str]) -> None:
@@ -250,8 +251,8 @@ def _add_options(app: App, described_commands: Collection[str]) -> None:
     app.command(
         print_help, name="help", help_formatter=formatter, group=options, sort_key=0
     )
-    for position, (flag, said) in enumerate(FLAGS.items(), start=1):
-        app[flag].group, app[flag].help, app[flag].sort_key = options, said, position
+    for position, (flag, summary) in enumerate(FLAGS.items(), start=1):
+        app[flag].group, app[flag].help, app[flag].sort_key = options, summary, position
     _add(
         app,
         INSTALL_COMPLETION,
@@ -279,7 +280,7 @@ def print_help(*command: str) -> None:
     _run([*command, "--help"])
 
 
-RESULT_IS_OUTPUT = {
+PRINTS_RESULT = {
     "translate",
     "sample",
     "score",
@@ -296,8 +297,8 @@ RESULT_IS_OUTPUT = {
     "training",
     "decoding",
 }
-"""Functions that write their result to standard output. The others only report progress
-there, and continue when the reader has gone."""
+"""Functions of commands that write their result to standard output. The other commands
+print only progress, and continue when its reader has gone."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -397,8 +398,8 @@ def _run(arguments: Sequence[str] | None) -> None:
                 exit_on_error=False,
                 print_error=False,
             )
-        is_output_display = _only_displays(function)
-        if is_output_closed and not is_output_display:
+        prints_progress = _prints_only_progress(function)
+        if is_output_closed and not prints_progress:
             _fail(
                 "Standard output must be open, but is closed; send it to a file, or to "
                 f"{os.devnull}."
@@ -406,7 +407,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         if function.__module__.startswith(f"{__name__}."):  # not the help
             _require_current_folder()
         respect_cpu_quota()
-        with lasting_streams(is_output_display=is_output_display):
+        with lasting_streams(is_output_progress=prints_progress):
             function(*given.args, **given.kwargs)
     except CycloptsError as error:
         command = " ".join(("transduce", *(error.command_chain or ())))
@@ -460,10 +461,10 @@ def _missing_package(command: str, package: str) -> str:
     return missing_package(f"`transduce {command}`", package, extra)
 
 
-def _only_displays(function: Callable[..., Any]) -> bool:
-    """Return whether a command writes only progress to standard output."""
+def _prints_only_progress(function: Callable[..., Any]) -> bool:
+    """Return whether a command prints only progress on standard output."""
     is_ours = function.__module__.startswith(__name__)  # not the library's help
-    return is_ours and function.__name__ not in RESULT_IS_OUTPUT
+    return is_ours and function.__name__ not in PRINTS_RESULT
 
 
 def _mistake(error: CycloptsError) -> str:

@@ -31,10 +31,7 @@ from transduce.experiments.distillation import (
     require_own_tokenizer,
     require_student_preset,
 )
-from transduce.experiments.distillation_report import (
-    NAME,
-    as_report,
-)
+from transduce.experiments.distillation_report import NAME, as_report
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
 from transduce.machine import Precision
 from transduce.model_folder import open_model

@@ -86,16 +86,12 @@ def _optional_argument(function: Callable[..., Any] | str) -> str:
     """Name of the first argument that may be left out; ARGS if it is unknown."""
     if isinstance(function, str):
         return "ARGS"
-    return next(
-        (
-            parameter.name.upper()
-            for parameter in signature(function).parameters.values()
-            if parameter.kind is Parameter.VAR_POSITIONAL
-            or parameter.kind is Parameter.POSITIONAL_ONLY
-            and parameter.default is not Parameter.empty
-        ),
-        "ARGS",
-    )
+    for each in signature(function).parameters.values():
+        has_default = each.default is not Parameter.empty
+        is_optional = each.kind is Parameter.POSITIONAL_ONLY and has_default
+        if is_optional or each.kind is Parameter.VAR_POSITIONAL:
+            return each.name.upper()
+    return "ARGS"
 
 
 PLAIN_HELP = PlainHelp()

@@ -70,7 +70,7 @@ class _Worker:
 
 @contextmanager
 def errors_printed_once(processes: Processes, devices: int) -> Iterator[None]:
-    """Let only one process of a run print."""
+    """End the processes of a run so that only one of them prints the error."""
     try:
         yield
     except TrainingStoppedError:
@@ -82,8 +82,8 @@ def errors_printed_once(processes: Processes, devices: int) -> Iterator[None]:
             raise
         sys.exit(USER_ERROR)
     except ProcessLostError:
-        # With one device here, torchrun or similar started the processes. Then one
-        # process of each machine prints: the first may be lost with its machine.
+        # With one device here, torchrun or similar started the processes. One process
+        # of each machine prints, since the first may be lost with its machine.
         if devices == 1 and local_rank() == 0:
             raise
         sys.exit(LEFT_BEHIND)
@@ -105,10 +105,10 @@ def end_with_launcher() -> None:
 def run_processes(command: Sequence[str], count: int) -> int:
     """Run a command as `count` processes of one group; return the exit code.
 
-    They connect by torchrun's environment variables. If one fails, the others are ended
-    too. Raises `ProcessKilledError` if it was killed, `ProcessLostError` for an unknown
-    cause; otherwise its exit code is returned. Only the first prints; the output of
-    another is shown if it is the cause.
+    The processes connect by torchrun's environment variables. If one fails, the others
+    are ended, and its exit code is returned. Raises `ProcessKilledError` if a process
+    was killed, and `ProcessLostError` for an unknown cause. The first process prints
+    its errors; the errors of another are printed only if it failed first.
     """
     require_between("--devices", count, 1, max(num_cores(), MAX_DEVICES))
     with ExitStack() as stack:

@@ -2,8 +2,8 @@
 
 A command writes to `OUTPUT.part`, which holds only whole records, however the process
 ends. The first line of `OUTPUT.part.record` holds model and options; each further line
-holds the end of a record and a checksum of its input. So `--resume` continues only if
-the result equals that of an uninterrupted command.
+holds the end of a record and a checksum of its input. With these, `--resume` continues
+only if the result equals that of an uninterrupted command.
 """
 
 import json
@@ -116,8 +116,8 @@ def into_language_of(
 def decoding_of(translator: Translator, batch_lines: int) -> Origin:
     """Return everything about the computation on which the results depend.
 
-    `batch_lines` is the number of lines whose results may depend on each other. If
-    there are several, results also depend on how the lines are divided.
+    `batch_lines` is the number of lines whose results may depend on each other. If it
+    is above 1, the results also depend on how processes divide the lines.
     """
     return {
         "device": translator.device,
@@ -230,18 +230,18 @@ class Destination:
         """
         if (output := self._in_parts) is None:
             with writer(self.output, overwrite=self.force) as file:
-                yield _PassingOutput(file.write, file.flush)
+                yield _StreamOutput(file.write, file.flush)
             return
         with unwritable_as_data_error(output):
-            begun = {"format": FORMAT, "version": transduce.__version__, **origin()}
-            with _Part.opened(output, begun, self, batch_items) as part:
+            head = {"format": FORMAT, "version": transduce.__version__, **origin()}
+            with _Part.opened(output, head, self, batch_items) as part:
                 with _keeping(part, output):
                     yield part
                 part.finish(output, overwrite=self.force)
 
 
 @dataclass(frozen=True, slots=True)
-class _PassingOutput:
+class _StreamOutput:
     """Output that cannot be resumed: standard output, a pipe or a device."""
 
     _write: Callable[[str], object]
@@ -282,8 +282,9 @@ class _Part:
     @classmethod
     @contextmanager
     def opened(
-        cls, output: Path, begun: Origin, asked: "Destination", batch_items: int
+        cls, output: Path, origin: Origin, destination: "Destination", batch_items: int
     ) -> Iterator["_Part"]:
+        """Open the files; `origin` is what the first line of the record holds."""
         path, record = _beside(output, PART), _beside(output, RECORD)
         flags = os.O_RDWR | os.O_CREAT
         refusal = ConfigError(
@@ -301,27 +302,27 @@ class _Part:
             if not is_open_as(descriptor, path):
                 raise refusal
             # Both are free when the command starts, but it may have loaded for minutes.
-            require_unwritten(output, overwrite=asked.force)
+            require_unwritten(output, overwrite=destination.force)
             if os.fstat(descriptor).st_size > 0:
-                asked.require_part_replaceable(path)
+                destination.require_part_replaceable(path)
             of_record = os.open(record, flags, 0o666)
             stack.callback(os.close, of_record)
             part = cls(path, descriptor, of_record)
-            if asked.resume:
-                part._go_on(record, begun, batch_items)
+            if destination.resume:
+                part._resume(record, origin, batch_items)
             else:
-                part._begin(begun)
+                part._begin(origin)
             yield part
 
-    def _begin(self, begun: Origin) -> None:
+    def _begin(self, origin: Origin) -> None:
         os.ftruncate(self._part, 0)
         os.ftruncate(self._record, 0)
-        write_all(self._record, _json_line(begun))
+        write_all(self._record, _json_line(origin))
 
-    def _go_on(self, record: Path, begun: Origin, batch_items: int) -> None:
+    def _resume(self, record: Path, origin: Origin, batch_items: int) -> None:
         """Read an earlier command's record, and cut off partial records."""
         head, lines = _read_record(record)
-        _require_same(self.path, head, begun)
+        _require_same(self.path, head.origin, origin)
         # A crash of the machine may leave a part of the output as zeros.
         size = os.fstat(self._part).st_size
         whole = list(
@@ -479,8 +480,8 @@ class _Line:
 class _Head:
     """First line of the record file, about the whole output."""
 
-    begun: Origin
-    """Model and options of the command that began the output."""
+    origin: Origin
+    """Models and options of the command that began the output."""
     record_end: int
     """Offset of the line's end in the record file."""
 
@@ -489,10 +490,10 @@ def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
     """Read a record file up to its last whole line; `DataError` for a damaged head."""
     head, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
     try:
-        begun = json.loads(head)
+        origin = json.loads(head)
     except (ValueError, RecursionError):
-        begun = None
-    if not isinstance(begun, dict) or not head.endswith(b"\n"):
+        origin = None
+    if not isinstance(origin, dict) or not head.endswith(b"\n"):
         raise DataError(
             f"{path}: the record of {path.with_suffix('').name} is missing or damaged; "
             "start over with --force."
@@ -506,7 +507,7 @@ def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
             break
         lines.append(found)
         end = found.end
-    return _Head(begun, len(head)), lines
+    return _Head(origin, len(head)), lines
 
 
 def _line(text: bytes, place: int) -> _Line | None:
@@ -518,9 +519,9 @@ def _line(text: bytes, place: int) -> _Line | None:
     return _Line(end, tuple(map(str, keys)), note, place) if is_sound else None
 
 
-def _require_same(path: Path, head: _Head, begun: Origin) -> None:
+def _require_same(path: Path, recorded: Origin, origin: Origin) -> None:
     """Raise `ConfigError` if a part was begun with other models or options."""
-    then, now = flattened(head.begun), flattened(json.loads(json.dumps(begun)))
+    then, now = flattened(recorded), flattened(json.loads(json.dumps(origin)))
     # A model's checksum includes its shortlist, which is the plainer reason.
     for name in sorted({*then, *now}, key=lambda name: (name == "models", name)):
         if then.get(name) != now.get(name):
@@ -537,7 +538,7 @@ class SourceLines:
 
     lines: Iterator[str]
     windows: Windows
-    """Windows of lines: full ones of a file; a stream's lines are not awaited."""
+    """Groups of lines: full ones of a file, or the lines of a stream that have come."""
 
 
 def source_lines(input: Path | None) -> SourceLines:
@@ -552,7 +553,7 @@ def source_lines(input: Path | None) -> SourceLines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class OutputFormat:
     """Output format of translations."""
 
     num_best: int = 1
@@ -566,7 +567,7 @@ def write_translations(
     windows: Windows,
     destination: Destination,
     origin: Callable[[], Origin],
-    form: Form,
+    output_format: OutputFormat,
     translator: Translator,
 ) -> None:
     """Write each translation as soon as it is ready: as text, n-best, or JSON.
@@ -574,11 +575,11 @@ def write_translations(
     A message names each long line that was translated in parts.
     """
     is_on_screen = destination.output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
-    batch_lines = interdependent_lines(translator, with_scores=form.jsonl)
+    batch_lines = interdependent_lines(translator, with_scores=output_format.jsonl)
 
     def whole_origin() -> Origin:
         decoding = {**decoding_of(translator, batch_lines), **tags_of(translator)}
-        return {**origin(), **decoding, "form": asdict(form)}
+        return {**origin(), **decoding, "form": asdict(output_format)}
 
     with (
         destination.opened(whole_origin, batch_lines) as output,
@@ -592,12 +593,12 @@ def write_translations(
                     f"line {number:,} is too long, and is translated in "
                     f"{each.num_parts} parts."
                 )
-            output.write("".join(line + "\n" for line in _lines(each, form)))
+            output.write("".join(line + "\n" for line in _lines(each, output_format)))
 
 
-def _lines(translation: Translation, form: Form) -> Iterator[str]:
-    if form.jsonl:
-        best = [asdict(h) for h in translation.hypotheses[: form.num_best]]
+def _lines(translation: Translation, output_format: OutputFormat) -> Iterator[str]:
+    if output_format.jsonl:
+        best = [asdict(h) for h in translation.hypotheses[: output_format.num_best]]
         content = {
             "text": translation.text,
             "score": translation.score,
@@ -605,11 +606,11 @@ def _lines(translation: Translation, form: Form) -> Iterator[str]:
             "hypotheses": best,
         }
         yield json.dumps(without_infinity(content), ensure_ascii=False)
-    elif form.num_best == 1:
+    elif output_format.num_best == 1:
         yield translation.text
     else:
-        found = [h.text for h in translation.hypotheses[: form.num_best]]
-        yield from found + [""] * (form.num_best - len(found))
+        found = [h.text for h in translation.hypotheses[: output_format.num_best]]
+        yield from found + [""] * (output_format.num_best - len(found))
 
 
 def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:

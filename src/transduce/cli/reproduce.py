@@ -24,11 +24,7 @@ from transduce.cli.experiments import (
     require_all_done,
 )
 from transduce.cli.files import Files, Force, finish_report
-from transduce.cli.options import (
-    Assignments,
-    changed_by_options,
-    require_distinct,
-)
+from transduce.cli.options import Assignments, changed_by_options, require_distinct
 from transduce.cli.table2 import (
     MachineOptions,
     Size,
@@ -48,14 +44,9 @@ from transduce.experiments.run_processes import (
 )
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
-from transduce.experiments.table2 import (
-    Target,
-)
+from transduce.experiments.table2 import Target
 from transduce.experiments.table2 import as_report as table2_report
-from transduce.experiments.table2_training import (
-    Match,
-    require_systems,
-)
+from transduce.experiments.table2_training import Match, require_systems
 from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
 from transduce.experiments.table3 import Experiment as Table3Experiment
 from transduce.experiments.table3 import as_report as table3_report
@@ -107,7 +98,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     if max_rounds < 1:
         raise ConfigError(f"--max-rounds must be at least 1, but is {max_rounds}.")
     require_new_folder(out, force=force, made_by="reproduce table1")
-    keep_freed_memory()  # for it would be paid for again in every turn
+    keep_freed_memory()  # otherwise each turn would measure page faults as well
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with error_console().status("Starting...") as status:
         table = measure_table1(

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
     Destination,
-    Form,
     Origin,
+    OutputFormat,
     RecordOutput,
     Resume,
     source_lines,
@@ -137,6 +137,6 @@ def sample(
         source.windows,
         destination,
         origin,
-        Form(num_best=number, jsonl=jsonl),
+        OutputFormat(num_best=number, jsonl=jsonl),
         translator,
     )

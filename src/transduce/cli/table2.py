@@ -63,18 +63,11 @@ from transduce.metrics.comparison import Trials
 from transduce.settings import require_between
 from transduce.text.corpus import read_pairs, require_text
 
-MAX_DEVICES = 1_000_000
-
-
 Size = Literal["auto", "small", "published"]
 
-
+MAX_DEVICES = 1_000_000
 MIN_SCALE, MAX_SCALE = 1 / 64, 64
-
-
 MAX_STEPS = 10**9
-
-
 MAX_TFLOPS = 1_000_000
 """Maximum speed of a device, a thousand times that of today's fastest."""
 
@@ -170,13 +163,13 @@ class TrainedOptions:
     trials: Trials
 
 
-def _values_of_is_small(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[bool]:
-    """Possible values of `is_small`: both before a corpus is downloaded, else one."""
+def _possible_sizes(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[Size]:
+    """Sizes that the systems may get: two before a corpus is downloaded, else one."""
     if size != "auto":
-        return [size == "small"]
+        return [size]
     if isinstance(corpus, NamedCorpus):
-        return [True, False]
-    return [is_small_corpus(corpus)]
+        return ["small", "published"]
+    return ["small" if is_small_corpus(corpus) else "published"]
 
 
 def _require_possible(
@@ -189,10 +182,10 @@ def _require_possible(
     for seed in options.seeds:
         with_seed(preset("base"), seed)
     faults: list[ConfigError] = []
-    possible = _values_of_is_small(corpus, options.size)
-    for is_small in possible:
+    possible = _possible_sizes(corpus, options.size)
+    for size in possible:
         try:
-            _system_configs(options, is_small=is_small)
+            _system_configs(options, size)
         except ConfigError as error:
             faults.append(error)
     if len(faults) == len(possible):
@@ -200,13 +193,13 @@ def _require_possible(
 
 
 def _system_configs(
-    options: TrainedOptions, *, is_small: bool
+    options: TrainedOptions, size: Size
 ) -> dict[str, tuple[str, RunConfig]]:
     """Return the preset and the settings of each system."""
     return {
         key: system_config(
             key,
-            is_small=is_small,
+            is_small=size == "small",
             scale=options.scale,
             steps=options.steps,
             match=options.match,
@@ -252,8 +245,8 @@ def train_systems(
         files = fetched(corpus, out / CORPUS)
         if isinstance(corpus, NamedCorpus) and not tests:
             tests = fetched_tests(corpus, out / CORPUS)
-        [is_small] = _values_of_is_small(files, options.size)
-        configs = _system_configs(options, is_small=is_small)
+        [size] = _possible_sizes(files, options.size)
+        configs = _system_configs(options, size)
         experiment = SystemExperiment(
             folder=out.absolute(),
             files=files,

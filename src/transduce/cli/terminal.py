@@ -28,9 +28,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from transduce.errors import TransduceWarning, counted
-from transduce.files import (
-    without_infinity,
-)
+from transduce.files import without_infinity
 
 LINE_SECONDS = 30.0
 """Seconds between progress lines without a terminal."""
@@ -357,16 +355,16 @@ class _LastingStream:
 
 
 @contextmanager
-def lasting_streams(*, is_output_display: bool) -> Iterator[None]:
+def lasting_streams(*, is_output_progress: bool) -> Iterator[None]:
     """Continue after the terminal or the reader of a pipe has closed.
 
-    The loss of standard error never ends a command. The loss of standard output does,
-    unless it only displays progress of work whose results are in files.
+    The loss of standard error never ends a command. The loss of standard output ends
+    it, unless the output is only progress of work whose results are in files.
     """
     output, errors = sys.stdout, sys.stderr
     lasting_errors = cast(TextIO, _LastingStream(errors, "Standard error", None))
     sys.stderr = lasting_errors
-    if is_output_display:
+    if is_output_progress:
         lasting = _LastingStream(output, "Standard output", lasting_errors)
         sys.stdout = cast(TextIO, lasting)
     try:
@@ -409,11 +407,12 @@ def _exit_at_once(code: int) -> NoReturn:
 
 
 def _code_after_flush(code: int) -> int:
-    """Flush the output; return the exit code, which tells if output was lost."""
-    return code if _is_written() else code or OUTPUT_LOST
+    """Flush the output; return the exit code, `OUTPUT_LOST` if only that failed."""
+    is_flushed = _flush_output()
+    return code if code or is_flushed else OUTPUT_LOST
 
 
-def _is_written() -> bool:
+def _flush_output() -> bool:
     """Flush the output; return whether it was written, or its reader has gone."""
     try:
         sys.stdout.flush()

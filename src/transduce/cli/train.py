@@ -34,9 +34,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.treebank import TreebankFiles
 from transduce.device import choose_hardware
-from transduce.errors import (
-    ConfigError,
-)
+from transduce.errors import ConfigError
 from transduce.experiments.pipeline import Consent
 from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
@@ -184,7 +182,7 @@ def train(
         )
     _require_start_options(preset, from_, keep=keep_optimizer, resume=resume)
     if devices != 1 and not is_distributed():
-        given = locals()
+        given = locals()  # the parameters, as there are no other variables yet
         with naming_resume_command(out, device, devices, tensorboard=tensorboard):
             sys.exit(run_processes(command_of(given), devices))
     end_with_launcher()

@@ -284,8 +284,11 @@ def _checkpoints(training: TrainingConfig) -> str:
 def _languages(config: RunConfig) -> str:
     """Describe the model's languages, and how to set missing ones."""
     languages = config.languages
-    options = ["--source-language"] * (languages.source is None)
-    options += ["--target-language"] * (languages.target is None)
+    tags = {
+        "--source-language": languages.source,
+        "--target-language": languages.target,
+    }
+    options = [option for option, tag in tags.items() if tag is None]
     hint = f" (name them by {' and '.join(options)})" if options else ""
     others = [
         english_name(language)

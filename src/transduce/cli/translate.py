@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
     Destination,
-    Form,
     Origin,
+    OutputFormat,
     RecordOutput,
     Resume,
     require_shortlist,
@@ -194,7 +194,7 @@ def translate(
     }
     require_shortlist(shortlist, translator.shortlist, model)
     config = search_of(translator.search, settings)
-    begun = None if prefixes is None else read_text([prefixes])
+    prefix_lines = None if prefixes is None else read_text([prefixes])
 
     def origin() -> Origin:
         return {
@@ -207,14 +207,14 @@ def translate(
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
         lines = rest.reading(source.lines)
-        with_prefixes = None if begun is None else rest.reading(begun)
-        return translator.translate_stream(lines, config, with_prefixes, pace)
+        targets = None if prefix_lines is None else rest.reading(prefix_lines)
+        return translator.translate_stream(lines, config, targets, pace)
 
     write_translations(
         found,
         source.windows,
         destination,
         origin,
-        Form(num_best=config.num_best, jsonl=jsonl),
+        OutputFormat(num_best=config.num_best, jsonl=jsonl),
         translator,
     )

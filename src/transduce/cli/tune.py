@@ -15,6 +15,7 @@ from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError, counted
 from transduce.experiments.tuning import (
+    Cell,
     Grid,
     Tuning,
     tune_parsing,
@@ -174,10 +175,9 @@ class _DevText:
         named = guess_all(target)
         if has_several:
             language = named or translator.target_language
+            translator = translator if language is None else translator.into(language)
         else:
             language = translator.target_language or named
-        if has_several and language is not None:
-            translator = translator.into(language)
         return cls(
             sources=sources,
             references=references,
@@ -218,11 +218,13 @@ def _table(tuning: Tuning, patience: float | None) -> Table:
     return Table(columns=heads, rows=tuple(rows), title=title)
 
 
-def _cell(tuning: Tuning, cell: Any) -> str:
+def _cell(tuning: Tuning, cell: Cell | None) -> str:
+    """Format a score; a star marks the best, a point that of the model's own search."""
     if cell is None:
         return ""
-    mark = "*" if cell is tuning.best else "." if cell is tuning.now else ""
-    return f"{cell.score:.2f}{mark}"
+    if cell is tuning.best:
+        return f"{cell.score:.2f}*"
+    return f"{cell.score:.2f}." if cell is tuning.now else f"{cell.score:.2f}"
 
 
 def _named(search: SearchConfig) -> str:

@@ -134,7 +134,7 @@ def test_a_lost_display_is_reported_once_and_the_command_continues(
 ) -> None:
     with lost() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stdout", stream)
-        with lasting_streams(is_output_display=True):
+        with lasting_streams(is_output_progress=True):
             for _ in range(3):
                 print("said", flush=True)
                 sys.stdout.writelines(["said\n"])
@@ -149,7 +149,7 @@ def test_a_lost_display_is_reported_once_and_the_command_continues(
 def test_a_command_continues_without_standard_error(capsys, monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stderr", stream)
-        with lasting_streams(is_output_display=False):
+        with lasting_streams(is_output_progress=False):
             print("said", file=sys.stderr, flush=True)
             print("done")
     assert capsys.readouterr().out == "done\n"
@@ -159,7 +159,7 @@ def test_a_command_continues_without_both_streams(monkeypatch) -> None:
     with unread() as descriptor, open(descriptor, "w", closefd=False) as stream:
         monkeypatch.setattr("sys.stdout", stream)
         monkeypatch.setattr("sys.stderr", stream)
-        with lasting_streams(is_output_display=True):
+        with lasting_streams(is_output_progress=True):
             print("said", flush=True)
             print("said", file=sys.stderr, flush=True)
 
@@ -169,7 +169,7 @@ def test_a_lost_result_ends_the_command(monkeypatch) -> None:
         monkeypatch.setattr("sys.stdout", stream)
         with (
             pytest.raises(BrokenPipeError),
-            lasting_streams(is_output_display=False),
+            lasting_streams(is_output_progress=False),
         ):
             print("said")  # fails when it is flushed at the end
         discard_output()
