@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transduce.data.named_corpora import named_corpus
+from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.run_processes import locked
 from waiting import wait_until
@@ -98,6 +100,22 @@ def test_a_killed_experiment_continues_and_adds_a_seed(
     assert 0 < row["bleu"]["bootstrap_p"] <= 1
     assert row["parameters"] == base["parameters"]
     assert figures["failures"] == {}
+
+
+def test_an_experiment_goes_on_where_another_precision_would_be_chosen(
+    killed: Path,
+    files: Options,
+    succeeds: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert choose_hardware("cpu", width=64).precision == "bf16"
+    before = times(killed / "runs" / "base-seed1")
+    automatic = [each for each in SMALL if each not in ("--precision", "fp32")]
+    options = (*files, *automatic, "--rows", "base")
+    printed = succeeds("reproduce", "table3", "--out", killed, *options)
+    assert "Matrix products in fp32." in " ".join(printed.split())
+    assert times(killed / "runs" / "base-seed1") == before
 
 
 def test_a_failed_row_is_reported_and_does_not_lose_the_others(

@@ -21,7 +21,6 @@ from transduce.cli.training_display import TrainingDisplay
 from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
-from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.distillation import (
     STUDENT_TINY,
@@ -30,6 +29,7 @@ from transduce.experiments.distillation import (
     distill_in,
     require_own_tokenizer,
     require_student_preset,
+    students_hardware,
 )
 from transduce.experiments.distillation_report import NAME, as_report
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
@@ -131,7 +131,8 @@ def distill(
         faster on a processor that supports them. auto is fp32, and int8 for quantized
         models.
     training_precision
-        Precision of the student's training: auto, fp32 or bf16.
+        Precision of the student's training: auto, fp32 or bf16. auto keeps that of an
+        earlier command in the same folder.
     processes
         Number of processes that share the teacher's sentences, each on one core; by
         default one for each core within affinity and CPU quota, at most
@@ -161,7 +162,8 @@ def distill(
         max_ratio=max_ratio,
         drop_worst=drop_worst,
     )
-    hardware = choose_hardware(device, training_precision, width=student.model.d_model)
+    width = student.model.d_model
+    hardware = students_hardware(out, device, training_precision, width)
     with (
         kept_if_interrupted(out),
         _naming_same_command(),

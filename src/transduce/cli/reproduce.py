@@ -38,8 +38,10 @@ from transduce.errors import ConfigError
 from transduce.experiments import scaling as scaling_experiment
 from transduce.experiments.run_processes import (
     CORPUS,
+    kept_precision,
     locked,
     make_slots,
+    read_record,
     refuse_other_contents,
 )
 from transduce.experiments.table1 import as_report as table1_report
@@ -206,7 +208,8 @@ def table2(
         With --train: number of simultaneous trainings; by default one on each CUDA
         device, or one.
     precision
-        With --train: precision of matrix products in training, the same in all systems.
+        With --train: precision of matrix products in training, the same in all systems;
+        auto is the choice of `transduce train`, and afterwards that of the experiment.
     resamples
         With --train: number of resamples of the bootstrap.
     language
@@ -373,7 +376,7 @@ def table3(
         auto, cpu or cuda.
     precision
         Precision of matrix products in training, the same in all rows; auto is the
-        choice of `transduce train` for base.
+        choice of `transduce train` for base, and afterwards that of the experiment.
     resamples
         Number of resamples of the paired bootstrap.
     shuffles
@@ -386,6 +389,8 @@ def table3(
         out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
     )
     slots = make_slots(device, parallel)
+    recorded = read_record(out / TABLE3_RECORD).get("precision")
+    precision = kept_precision(precision, recorded)
     hardware = choose_hardware(device, precision, width=base.model.d_model)
     files = corpus_files(source, target, dev_source, dev_target)
     chosen = chosen_corpus(corpus, files)

@@ -32,8 +32,10 @@ from transduce.experiments.environment import current_environment
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import (
     CORPUS,
+    kept_precision,
     locked,
     make_slots,
+    read_record,
     refuse_other_contents,
     with_seed,
 )
@@ -53,6 +55,7 @@ from transduce.experiments.table2_training import (
     ensembles_of,
     is_small_corpus,
     path_lengths,
+    processors_of,
     recipes,
     results_of,
     system_config,
@@ -236,7 +239,9 @@ def train_systems(
     require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
     require_between("--steps", options.steps, 1, MAX_STEPS)
     width = preset("base").model.d_model
-    hardware = choose_hardware(options.device, options.precision, width=width)
+    recorded = read_record(out / TABLE2_RECORD).get("precision")
+    precision = kept_precision(options.precision, recorded)
+    hardware = choose_hardware(options.device, precision, width=width)
     slots = make_slots(options.device, options.parallel)
     _require_possible(corpus, options)
     tests = _read_tests(test, corpus)
@@ -262,7 +267,7 @@ def train_systems(
             each.discard_stale()
         failures |= complete(experiment, ensembles, slots, lock)
         table = TrainedTable2(
-            machine=str(hardware),
+            processors=processors_of(runs),
             files=files.absolute_names(),
             precision=hardware.precision,
             match=options.match,

@@ -50,6 +50,7 @@ from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import ADAPT, RunConfig, require_task
 from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import RunFolder, is_run
+from transduce.experiments.run_processes import kept_precision
 from transduce.experiments.run_processes import settings as flat_settings
 from transduce.experiments.start_model import tokenizer_settings
 from transduce.experiments.synthetic_text import (
@@ -63,6 +64,7 @@ from transduce.experiments.synthetic_text import (
     generation_settings,
     locked_folder,
     record_settings,
+    recorded_settings,
     require_share,
     translate_text,
     write_kept,
@@ -263,7 +265,8 @@ def distill(
     num_processes
         Number of processes that translate, as in `load`.
     training_precision
-        Precision of the training: "auto", "fp32" or "bf16".
+        Precision of the training: "auto", "fp32" or "bf16"; "auto" keeps that of an
+        earlier call in the same folder.
     overwrite
         Whether to repeat the steps whose settings have changed.
     observer
@@ -302,7 +305,7 @@ def distill(
         drop_worst=drop_worst,
     )
     width = plan.student.model.d_model
-    hardware = choose_hardware(device, training_precision, width=width)
+    hardware = students_hardware(Path(out), device, training_precision, width)
     return distill_in(
         Path(out),
         plan,
@@ -318,6 +321,18 @@ def distill(
         ),
         overwrite=overwrite,
     )
+
+
+def students_hardware(
+    out: Path, device: str, precision: Precision, width: int
+) -> Hardware:
+    """Choose the hardware that trains a student of `width` d_model.
+
+    Precision "auto" is that of an earlier command in the same folder.
+    """
+    student = recorded_settings(out).get("student")
+    recorded = student.get("precision") if isinstance(student, dict) else None
+    return choose_hardware(device, kept_precision(precision, recorded), width=width)
 
 
 class _Silent:

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 
@@ -27,7 +27,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
-from transduce.files import LEFTOVERS, atomic_file, path_lock
+from transduce.files import LEFTOVERS, atomic_file, path_lock, read_json
 from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
 from transduce.settings import flattened, require_between
@@ -202,6 +202,26 @@ def _portable(names: Sequence[str], folder: Path) -> list[str]:
         str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
         for path in map(Path, names)
     ]
+
+
+def kept_precision(precision: Precision, recorded: object) -> Precision:
+    """Return the precision of an earlier command's record for "auto", if it has one.
+
+    So the work continues on a machine for which "auto" would choose another.
+    """
+    is_kept = precision == "auto" and recorded in get_args(Precision)
+    return cast(Precision, recorded) if is_kept else precision
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read the record of an experiment; an experiment without one has not begun.
+
+    Raises `ConfigError` if it is damaged.
+    """
+    try:
+        return read_json(path) if path.is_file() else {}
+    except CheckpointError:
+        raise damaged_record(path) from None
 
 
 def require_same_experiment(

@@ -452,7 +452,7 @@ def locked_folder(folder: Path, steps: Collection[str]) -> Iterator[None]:
         "choose another."
     )
     with path_lock(folder, refusal):
-        is_own = set(_recorded_settings(folder)) == {BEGUN_BY, *steps}
+        is_own = set(recorded_settings(folder)) == {BEGUN_BY, *steps}
         # A killed command may leave the record half-written under a hidden name.
         if set(folder.iterdir()) - set(folder.glob(LEFTOVERS)) and not is_own:
             raise _not_own(folder)
@@ -466,7 +466,7 @@ def _not_own(folder: Path) -> ConfigError:
     )
 
 
-def _recorded_settings(folder: Path) -> dict[str, Any]:
+def recorded_settings(folder: Path) -> dict[str, Any]:
     """Return the record of the work in a folder; empty if there is none."""
     path = folder / SETTINGS
     if not path.is_file():
@@ -499,7 +499,7 @@ def record_settings(
     """
     version = {"format": FORMAT, "version": transduce.__version__}
     record = json.loads(json.dumps({BEGUN_BY: version, **settings}))
-    recorded = _recorded_settings(folder)
+    recorded = recorded_settings(folder)
     steps = list(settings)
     changed = (i for i, name in enumerate(steps) if recorded.get(name) != record[name])
     first = next(changed, len(steps))

@@ -482,7 +482,8 @@ def _time(seconds: float) -> str:
 class TrainedTable2:
     """Results of all systems, with what they have in common."""
 
-    machine: str
+    processors: tuple[str, ...]
+    """Processors or accelerators that trained the systems."""
     files: dict[str, list[str]]
     precision: Precision
     match: Match
@@ -736,7 +737,17 @@ def _settings(table: TrainedTable2) -> tuple[Part, ...]:
         for system, changed in table.recipes.items()
     ]
     return (
-        f"{texts}. Matrix products in {table.precision}, on {table.machine}. "
-        f"{counted(len(table.results), 'row')}.",
+        f"{texts}. {_computing(table)} {counted(len(table.results), 'row')}.",
         *recipes,
     )
+
+
+def _computing(table: TrainedTable2) -> str:
+    """Return sentences on the processors and the precision of all trainings."""
+    products = f"Matrix products in {table.precision}"
+    if not table.processors:
+        return f"{products}."
+    said = f"{products}, on {' and '.join(table.processors)}."
+    if len(table.processors) > 1:
+        said += " Times on different processors cannot be compared."
+    return said

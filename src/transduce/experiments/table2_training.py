@@ -37,6 +37,7 @@ from transduce.data.prepared_corpus import (
     kept_pairs,
 )
 from transduce.errors import CheckpointError, ConfigError, DataError, unknown_name
+from transduce.experiments.environment import recorded_environment
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
@@ -48,6 +49,7 @@ from transduce.experiments.run_processes import (
     damaged_record,
     experiment_record,
     has_prepared_corpus,
+    read_record,
     require_same_experiment,
     require_same_settings,
     settings,
@@ -382,7 +384,7 @@ class SystemExperiment:
         }
         path = self.folder / EXPERIMENT
         if path.is_file():
-            known = read_json(path)
+            known = read_record(path)
             _require_same(path, known, record)
             for name in ("systems", "tests"):
                 record[name] = {**known.get(name, {}), **record[name]}
@@ -579,6 +581,13 @@ def logged_cost(updates: Sequence[Mapping[str, Any]]) -> LoggedCost:
         flops=float(updates[-1]["flops"]),
         seconds=fmean(entry["seconds"] for entry in updates) * steps,
     )
+
+
+def processors_of(runs: Sequence[SystemRun]) -> tuple[str, ...]:
+    """Return the processors that trained the runs, as their logs record them."""
+    starts = (e for run in runs for e in RunFolder(run.path).log.entries("start"))
+    known = (recorded_environment(entry) for entry in starts)
+    return tuple(dict.fromkeys(each.processor for each in known if each is not None))
 
 
 def _scores(

@@ -28,13 +28,13 @@ from transduce.experiments.run_processes import (
     command_line,
     experiment_record,
     has_prepared_corpus,
+    read_record,
     require_same_experiment,
     require_same_settings,
     settings,
     with_seed,
     write_record,
 )
-from transduce.files import read_json
 from transduce.machine import Precision
 from transduce.metrics.comparison import (
     SIGNIFICANT_P,
@@ -269,7 +269,7 @@ class Experiment:
         }
         path = self.folder / EXPERIMENT
         if path.is_file():
-            _require_same(path, read_json(path), record)
+            _require_same(path, read_record(path), record)
         write_record(path, record)
 
     @property

@@ -17,6 +17,7 @@ from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
 from transduce.errors import ConfigError
+from transduce.experiments.environment import Environment
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
 from transduce.experiments.table2 import TrainedTable2, trained_report
@@ -30,6 +31,7 @@ from transduce.experiments.table2_training import (
     ensembles_of,
     is_small_corpus,
     path_lengths,
+    processors_of,
     require_systems,
     results_of,
     system_config,
@@ -239,7 +241,7 @@ def table(runs: list[SystemRun]) -> TrainedTable2:
             ensemble.translations(test).write_text("\n".join(GOOD) + "\n")
     results = results_of(runs, ensembles, Trials(resamples=50, shuffles=50))
     return TrainedTable2(
-        machine="this machine",
+        processors=("Abacus",),
         files={"source": ["a.en"]},
         precision="fp32",
         match="parameters",
@@ -360,6 +362,27 @@ def test_the_report_names_runs_at_a_reduced_learning_rate(
         if isinstance(part, str) and "diverged" in part
     ]
     assert sentence.startswith("The loss of GNMT diverged with seed 2: such a run")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_names_the_processors_that_trained(
+    runs: list[SystemRun], table: TrainedTable2
+) -> None:
+    assert processors_of(runs) == ()  # logs of an older version
+    for run in runs:
+        here = Environment(
+            device="cpu", processor="Abacus" if run.seed == 1 else "Slide rule",
+            precision="fp32", num_processes=1, num_threads=2, instructions="avx2",
+            torch="2", transduce="1",
+        )  # fmt: skip
+        with (run.path / "log.jsonl").open("a") as log:
+            start = {"kind": "start", "step": 0, "computing": asdict(here)}
+            log.write(json.dumps(start) + "\n")
+    processors = processors_of(runs)
+    assert processors == ("Abacus", "Slide rule")
+    assert "fp32, on Abacus." in str(trained_report(table))
+    report = str(trained_report(replace(table, processors=processors)))
+    assert "on Abacus and Slide rule. Times on different processors cannot" in report
 
 
 def test_another_experiment_in_its_folder_is_refused(

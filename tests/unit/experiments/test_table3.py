@@ -14,7 +14,9 @@ from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, TABLE_3, RunConfig
 from transduce.experiments.run_processes import (
     changes,
+    kept_precision,
     locked,
+    read_record,
     refuse_other_contents,
     settings,
 )
@@ -28,6 +30,7 @@ from transduce.experiments.table3 import (
     row_runs,
     scaled_base,
 )
+from transduce.machine import Precision
 from transduce.model.config import count_parameters
 from transduce.processes import PYTHON
 from transduce.settings import apply_assignments
@@ -262,6 +265,30 @@ def test_resuming_with_another_precision_is_refused(experiment: Experiment) -> N
     pattern = r"experiment in this folder is fp32, but bf16 is requested; give"
     with pytest.raises(ConfigError, match=pattern):
         replace(experiment, precision="bf16").begin()
+
+
+@pytest.mark.parametrize(
+    ("requested", "recorded", "kept"),
+    [
+        ("auto", "bf16", "bf16"),
+        ("fp32", "bf16", "fp32"),
+        ("auto", None, "auto"),
+        ("auto", ["fp32"], "auto"),
+    ],
+)
+def test_an_experiment_keeps_its_precision_unless_another_is_requested(
+    requested: Precision, recorded: object, kept: Precision
+) -> None:
+    assert kept_precision(requested, recorded) == kept
+
+
+def test_an_unreadable_record_is_refused(experiment: Experiment) -> None:
+    assert read_record(experiment.folder / EXPERIMENT) == {}
+    experiment.begin()
+    path = experiment.folder / EXPERIMENT
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=f"{path}: the record of the experiment is"):
+        experiment.begin()
 
 
 def test_an_experiment_of_another_format_is_refused(experiment: Experiment) -> None:
