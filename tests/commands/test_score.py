@@ -41,6 +41,12 @@ def test_json_lines_end_with_the_total(
         "perplexity": pytest.approx(math.exp(-log_probability / num_tokens)),
     }
     assert pairs[1]["num_tokens"] == 1  # the end token of an empty line
+    assert "".join(pairs[0]["tokens"]) == " eins zwei"
+    assert pairs[1]["tokens"] == []
+    for pair in pairs:
+        assert len(pair["token_log_probabilities"]) == len(pair["tokens"]) + 1
+        of_tokens = sum(pair["token_log_probabilities"])
+        assert of_tokens == pytest.approx(pair["log_probability"])
 
 
 def test_a_perplexity_that_is_too_large_is_null_in_json(
@@ -52,7 +58,7 @@ def test_a_perplexity_that_is_too_large_is_null_in_json(
     def unlikely(
         _: object, sources: list[str], targets: list[str]
     ) -> list[TargetScore]:
-        return [TargetScore(log_probability=-1e6, num_tokens=1) for _ in targets]
+        return [TargetScore(token_log_probabilities=(-1e6,)) for _ in targets]
 
     monkeypatch.setattr(Translator, "score", unlikely)
     *_, total = succeeds("score", model, "--jsonl", *pair_options).splitlines()

@@ -118,7 +118,12 @@ def _text(pair: SentencePair) -> str:
 def _line(score: TargetScore, *, jsonl: bool) -> str:
     if not jsonl:
         return f"{score.log_probability:.6f}\n"
-    line = {"log_probability": score.log_probability, "num_tokens": score.num_tokens}
+    line = {
+        "log_probability": score.log_probability,
+        "num_tokens": score.num_tokens,
+        "tokens": score.tokens,
+        "token_log_probabilities": score.token_log_probabilities,
+    }
     return json.dumps(without_infinity(line)) + "\n"
 
 

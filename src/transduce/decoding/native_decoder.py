@@ -502,10 +502,9 @@ class NativeModel:
             # One source may be a line of a megabyte, which takes hours in one call.
             encode = partial(self.encode, sources[start : start + MAX_SCORED])
             decoder = self.start(call_interruptibly(encode))
-            totals = _log_probabilities(decoder, outputs).tolist()
             scores += [
-                TargetScore(log_probability=total, num_tokens=len(output))
-                for total, output in zip(totals, outputs, strict=True)
+                TargetScore(token_log_probabilities=tuple(each))
+                for each in _log_probabilities(decoder, outputs)
             ]
         return scores
 
@@ -717,18 +716,19 @@ class NativeDecoder:
 
 def _log_probabilities(
     decoder: Decoder, targets: Sequence[Sequence[int]]
-) -> Float64[np.ndarray, " targets"]:
-    """Return the log-probability of each target, read token by token.
+) -> list[list[float]]:
+    """Return the log-probabilities of each target's tokens, read one by one.
 
     The decoder has one hypothesis for each source. Targets include their end tokens,
     and the longest come first.
     """
-    totals = np.zeros(len(targets))
+    found: list[list[float]] = [[] for _ in targets]
     for position, logits in enumerate(_read_targets(decoder, targets)):
         live = len(logits)
         next_ids = np.array([target[position] for target in targets[:live]])
-        totals[:live] += log_likelihoods(logits, next_ids)
-    return totals
+        for row, each in enumerate(log_likelihoods(logits, next_ids).tolist()):
+            found[row].append(each)
+    return found
 
 
 def _read_targets(

@@ -40,7 +40,7 @@ from transduce.model_folder import ModelFolder, QuantizedWeight
 from transduce.native import api
 from transduce.nn.fuse import fuse
 from transduce.text.shortlist import Shortlist
-from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.text.vocabulary import BOS, EOS
 
 MakeLinearModule = Callable[[Tensor, Tensor | None], nn.Module]
 """Function of a weight and a bias that returns their linear map."""
@@ -357,31 +357,30 @@ def score_targets(
     source: Int[Tensor, "batch source"],
     targets: list[list[int]],
 ) -> list[TargetScore]:
-    """Return the log-probability of each target, from one pass over the batch."""
+    """Score each target, from one pass over the batch."""
     target_in = pad_rows([[BOS, *ids] for ids in targets]).to(source.device)
     target_out = pad_rows([[*ids, EOS] for ids in targets]).to(source.device)
     states = model.decode(target_in, model.encode(source))
-    totals = [
-        _log_probability(model, row_states, row_out)
-        for row_states, row_out in zip(states, target_out, strict=True)
-    ]
     return [
-        TargetScore(log_probability=total, num_tokens=len(ids) + 1)
-        for total, ids in zip(totals, targets, strict=True)
+        TargetScore(
+            token_log_probabilities=_log_probabilities(
+                model, row_states[: len(ids) + 1], row_out[: len(ids) + 1]
+            )
+        )
+        for row_states, row_out, ids in zip(states, target_out, targets, strict=True)
     ]
 
 
-def _log_probability(
+def _log_probabilities(
     model: TransductionModel,
     states: Float[Tensor, "target d_model"],
     target_out: Int[Tensor, " target"],
-) -> float:
-    """Return the log-probability of a target, in blocks of positions to save memory."""
-    total = 0.0
+) -> tuple[float, ...]:
+    """Return each token's log-probability, in blocks of positions to save memory."""
+    found: list[float] = []
     for some_states, some_out in zip(
         states.split(LOGIT_POSITIONS), target_out.split(LOGIT_POSITIONS), strict=True
     ):
         log_probs = model.logits(some_states).float().log_softmax(dim=-1)
-        chosen = log_probs.gather(-1, some_out[:, None]).squeeze(-1).double()
-        total += float(chosen.masked_fill(some_out == PAD, 0.0).sum())
-    return total
+        found += log_probs.gather(-1, some_out[:, None]).squeeze(-1).tolist()
+    return tuple(found)

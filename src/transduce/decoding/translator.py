@@ -571,8 +571,12 @@ class Translator:
         """Return the log-probability of given translations under the model.
 
         Two lists give one score for each pair, in order; two strings give one score. A
-        score has the natural logarithm over all tokens, the end token included, the
-        number of tokens, and the perplexity per token.
+        score has the natural logarithm over all tokens, the end token included, that of
+        each token, the number of tokens, and the perplexity per token.
+
+        The log-probability of a translation is that of the search that found it, unless
+        the search chose other sub-words for the same text, cut it short, or had a
+        repetition penalty, a shortlist or another precision.
 
             translator.score("A man sleeps.", "Ein Mann schläft.").perplexity
 
@@ -616,7 +620,8 @@ class Translator:
         )
         for number, score in scores:
             require_numbers([score.log_probability])
-            yield number, score
+            tokens = self.tokenizer.pieces(target_ids[number])
+            yield number, replace(score, tokens=tuple(tokens))
 
     @overload
     def parse(  # type: ignore[overload-overlap]

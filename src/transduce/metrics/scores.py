@@ -410,10 +410,21 @@ def perplexity(log_probability: float, num_tokens: int) -> float:
 class TargetScore:
     """Log-probability of a target under a model, given its source."""
 
-    log_probability: float
-    """Natural logarithm, including the end token."""
-    num_tokens: int
-    """Number of tokens, including the end token."""
+    token_log_probabilities: tuple[float, ...]
+    """Natural logarithm of the probability of each token and of the end token."""
+    tokens: tuple[str, ...] = ()
+    """Tokens of the target, without the end token, if `Translator` scores it; the first
+    token of a word begins with a space."""
+
+    @property
+    def log_probability(self) -> float:
+        """Natural logarithm of the target's probability, including the end token."""
+        return sum(self.token_log_probabilities)
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens, including the end token."""
+        return len(self.token_log_probabilities)
 
     @property
     def perplexity(self) -> float:

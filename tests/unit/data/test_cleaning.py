@@ -229,7 +229,7 @@ def test_the_result_is_the_same_for_any_processes_and_chunks(
 def by_length(sources: Sequence[str], targets: Sequence[str]) -> list[TargetScore]:
     """Score pairs by the length of their target."""
     return [
-        TargetScore(log_probability=-float(len(target)), num_tokens=2)
+        TargetScore(token_log_probabilities=(-float(len(target)), 0.0))
         for _, target in zip(sources, targets, strict=True)
     ]
 
@@ -363,7 +363,7 @@ def test_the_worst_scores_are_those_that_sorting_finds(costs, worst) -> None:
 
         def score(sources: Sequence[str], _: Sequence[str]) -> list[TargetScore]:
             return [
-                TargetScore(log_probability=-costs[int(s.split()[0])], num_tokens=1)
+                TargetScore(token_log_probabilities=(-costs[int(s.split()[0])],))
                 for s in sources
             ]
 
@@ -386,7 +386,7 @@ def test_two_models_rank_by_dual_conditional_cross_entropy(clean, tmp_path) -> N
     def scores(table: dict[str, float]) -> cleaning.ScorePairs:
         def score(_: Sequence[str], texts: Sequence[str]) -> list[TargetScore]:
             return [
-                TargetScore(log_probability=-4 * table[text], num_tokens=4)
+                TargetScore(token_log_probabilities=(-table[text],) * 4)
                 for text in texts
             ]
 

@@ -51,7 +51,7 @@ def test_padding_does_not_change_the_score_of_a_target(model: Transformer) -> No
 
 
 def test_perplexity_is_per_token() -> None:
-    score = TargetScore(log_probability=-4 * math.log(3), num_tokens=4)
+    score = TargetScore(token_log_probabilities=(-math.log(3),) * 4)
     assert score.perplexity == pytest.approx(3)
 
 

@@ -326,7 +326,7 @@ def test_an_impossible_translation_has_no_perplexity(
     http: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = {"source": ["one"], "target": ["eins"], "model": "de-en"}
-    impossible = TargetScore(log_probability=-1e6, num_tokens=2)
+    impossible = TargetScore(token_log_probabilities=(-1e6, 0.0))
     monkeypatch.setattr(
         http.models[1].queue.translator,
         "score_stream",
