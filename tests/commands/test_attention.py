@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from transduce.analysis.attention_maps import attention_maps
+from transduce.analysis.sentence_attention import Granularity, attend
 from transduce.cli import main
 from transduce.decoding.translator import load
 from transduce.report import chart
@@ -53,6 +54,30 @@ def test_the_page_has_the_weights_of_the_model(
     assert data["source"]["pieces"][-1] == " </s>"
     assert data["read"]["pieces"][0] == " <s>"
     assert data["read"]["pieces"][1:] == data["written"]["pieces"][:-1]
+
+
+@pytest.mark.parametrize("granularity", ["words", "sub-words"])
+def test_the_numbers_are_the_weights_of_the_model(
+    succeeds: Callable[..., str], model: Path, granularity: Granularity
+) -> None:
+    given = ("--source", TEXT, "--target", "eins zwei", "--granularity", granularity)
+    data = json.loads(succeeds("attention", model, *given, "--json"))
+    assert (data["source"], data["target"], data["is_given"]) == (
+        *(TEXT, "eins zwei"),
+        True,
+    )
+    pair = attend(load(model, device="cpu"), TEXT, "eins zwei")
+    for kind in ("encoder", "decoder", "encoder-decoder"):
+        expected, found = pair.heads_of(kind, granularity), data["attention"][kind]
+        assert tuple(found["queries"]) == expected.queries
+        assert tuple(found["keys"]) == expected.keys
+        weights = torch.tensor(found["weights"])
+        torch.testing.assert_close(weights, expected.weights, atol=1e-6, rtol=0)
+    if granularity == "words":
+        keys = data["attention"]["encoder-decoder"]["keys"]
+        assert keys == ["one", "two", "three", "</s>"]
+    best, *_ = data["hypotheses"]
+    assert best["score"] >= best["log_probability"]
 
 
 def test_the_page_loads_nothing(
@@ -335,7 +360,7 @@ def test_a_command_without_an_output_file_is_refused(
     refuses: Callable[..., str], model: Path
 ) -> None:
     message = refuses("attention", model, "--source", TEXT)
-    assert message.startswith("There must be a file to write, but none is named;")
+    assert message.startswith("There must be an output, but none is named;")
 
 
 def test_a_path_that_is_no_model_is_refused(

@@ -466,6 +466,39 @@ def _tokens(pieces: list[str], first: str = "", last: str = "") -> Tokens:
     )
 
 
+def as_record(sentence: SentenceAttention, granularity: Granularity) -> dict[str, Any]:
+    """Return the texts, the hypotheses and the weights of all heads, for JSON.
+
+    A weight is at `weights[layer][head][query][key]`.
+    """
+    pair = sentence.pair
+    heads = {kind: pair.heads_of(kind, granularity) for kind in pair.maps.kinds}
+    return {
+        "source": pair.source_text,
+        "target": pair.target_text,
+        "is_given": sentence.is_forced,
+        "granularity": granularity,
+        "attention": {
+            kind: {
+                "queries": each.queries,
+                "keys": each.keys,
+                "weights": each.weights.tolist(),
+            }
+            for kind, each in heads.items()
+        },
+        "hypotheses": [
+            {
+                "text": text,
+                "score": hypothesis.score,
+                "log_probability": hypothesis.log_probability,
+            }
+            for hypothesis, text in zip(
+                sentence.search.hypotheses, sentence.found, strict=True
+            )
+        ],
+    }
+
+
 def as_page(sentence: SentenceAttention) -> str:
     """Self-contained HTML page with scripts, for light and dark screens and print."""
     return whole_page(

@@ -15,10 +15,16 @@ from transduce.analysis.figures import (
     draw_overview,
     write_figure,
 )
-from transduce.analysis.sentence_attention import Granularity, as_page, look_into
+from transduce.analysis.sentence_attention import (
+    Granularity,
+    as_page,
+    as_record,
+    look_into,
+)
 from transduce.cli.files import Force, require_new, writer
 from transduce.cli.lines import search_of
 from transduce.cli.options import require_distinct
+from transduce.cli.terminal import print_json
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, shortened
 from transduce.files import is_utf8
@@ -37,6 +43,7 @@ def attention(
     target: str | None = None,
     out: Path | None = None,
     figure: Path | None = None,
+    json: Annotated[bool, Parameter(negative="")] = False,
     force: Force = False,
     view: View = "lines",
     kind: AttentionKind = "encoder-decoder",
@@ -48,7 +55,7 @@ def attention(
     length_penalty: float | None = None,
     device: str = "auto",
 ) -> None:
-    """Show what a model attends to in a sentence, as a page or a picture.
+    """Show what a model attends to in a sentence: as a page, a picture or numbers.
 
     For example:
 
@@ -67,6 +74,8 @@ def attention(
         File for a page with all layers and heads; the page needs no network.
     figure
         File for one picture: .png, .svg or .pdf.
+    json
+        Print the weights of all layers and heads as one JSON object.
     force
         Overwrite these files if they exist.
     view
@@ -81,7 +90,7 @@ def attention(
     token
         Word or sub-word whose lines are drawn; by default all.
     granularity
-        Units of the picture: words or sub-words.
+        Units of the picture or the numbers: words or sub-words.
     beam_size
         Beam size of the search; by default the model's.
     length_penalty
@@ -89,10 +98,10 @@ def attention(
     device
         auto, cpu or cuda.
     """
-    if out is None and figure is None:
+    if out is None and figure is None and not json:
         raise ConfigError(
-            "There must be a file to write, but none is named; give --out for a page "
-            "or --figure for a picture."
+            "There must be an output, but none is named; give --out for a page, "
+            "--figure for a picture, or --json for numbers."
         )
     require_distinct("--heads", heads)
     _require_utf8("--source", source)
@@ -102,25 +111,19 @@ def attention(
     if figure is not None:
         check_figure_path(figure)
         _refuse_unused(view, layer=layer, heads=heads, token=token)
-    elif (view, kind, granularity) != ("lines", "encoder-decoder", "words") or (
-        heads or layer is not None or token is not None
-    ):
-        raise ConfigError(
-            "--view, --kind, --layer, --heads, --token and --granularity choose what a "
-            "picture shows, but there is no --figure; add it, or leave them out: the "
-            "page shows everything."
+    else:
+        is_of_picture = (view, kind) != ("lines", "encoder-decoder") or (
+            bool(heads) or layer is not None or token is not None
         )
+        _refuse_without_picture(is_of_picture, granularity, has_numbers=json)
     translator = load(model, device=device)
     settings = {"beam_size": beam_size, "length_penalty": length_penalty}
     seen = look_into(translator, source, target, search_of(translator.search, settings))
     if figure is not None:
         labelled = seen.pair.heads_of(kind, granularity)
-        layer = layer if layer is not None else len(labelled.weights)
-        drawn = _draw(labelled, view, layer, heads, token)
-        write_figure(drawn, figure, overwrite=force)
-        words = () if view == "overview" else (*labelled.queries, *labelled.keys)
-        if missing := fonts_for(words).missing:
-            print(advice(missing), file=sys.stderr)
+        _write_picture(labelled, figure, view, layer, heads, token, overwrite=force)
+    if json:
+        print_json(as_record(seen, granularity))
     if out is not None:
         with writer(out, overwrite=force) as file:
             file.write(as_page(seen))
@@ -150,6 +153,42 @@ def _refuse_unused(
                 f"{option} has no effect with --view {view}; leave it out, or choose "
                 "--view lines."
             )
+
+
+def _refuse_without_picture(
+    is_of_picture: bool, granularity: Granularity, *, has_numbers: bool
+) -> None:
+    """Raise `ConfigError` for options of a picture where none is written."""
+    if is_of_picture:
+        raise ConfigError(
+            "--view, --kind, --layer, --heads and --token choose what a picture shows, "
+            "but there is no --figure; add it, or leave them out: the page and the "
+            "numbers are of everything."
+        )
+    if granularity != "words" and not has_numbers:
+        raise ConfigError(
+            "--granularity chooses the units of a picture or of numbers, but there is "
+            "no --figure and no --json; add one of them, or leave it out: the page "
+            "shows both."
+        )
+
+
+def _write_picture(
+    labelled: LabelledHeads,
+    path: Path,
+    view: View,
+    layer: int | None,
+    heads: tuple[int, ...],
+    token: str | None,
+    *,
+    overwrite: bool,
+) -> None:
+    """Draw some heads, and name letters that no font has."""
+    layer = layer if layer is not None else len(labelled.weights)
+    write_figure(_draw(labelled, view, layer, heads, token), path, overwrite=overwrite)
+    words = () if view == "overview" else (*labelled.queries, *labelled.keys)
+    if missing := fonts_for(words).missing:
+        print(advice(missing), file=sys.stderr)
 
 
 def _draw(
