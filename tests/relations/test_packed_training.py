@@ -61,7 +61,8 @@ def config(tiny: ModelConfig) -> ModelConfig:
 LONG_LENGTHS = ([70, 3, 64], [65, 90, 1])
 """Lengths for which attention has long blocks."""
 SHORT_LENGTHS = ([5, 17], [3, 18])
-"""Lengths for tests that compute many losses: the interpreter is slow."""
+"""Lengths for tests of other things than blocks: the interpreter is slow."""
+ONE_LAYER = {"num_layers": 1}
 
 
 def random_batch(
@@ -104,14 +105,14 @@ def loss_and_gradients(
     ("changes", "lengths"),
     [
         ({}, LENGTHS),
-        ({"positions": "learned", "max_positions": 20}, LENGTHS),
-        ({"target_vocab_size": 29}, LENGTHS),
-        ({"decoder_layers": 1, "scores": "unscaled"}, LENGTHS),
-        ({"output_bias": True, "tied_output": False}, LENGTHS),
-        ({"learned_start": False}, LENGTHS),
-        ({"d_model": 40, "d_k": 32, "d_v": 32}, LENGTHS),
-        ({"d_k": 64, "d_v": 64, "num_layers": 1}, LONG_LENGTHS),
-        ({"d_k": 128, "d_v": 128, "num_layers": 1}, LONG_LENGTHS),
+        ({"positions": "learned", "max_positions": 10} | ONE_LAYER, SHORT_LENGTHS),
+        ({"target_vocab_size": 29} | ONE_LAYER, SHORT_LENGTHS),
+        ({"decoder_layers": 1, "scores": "unscaled"}, SHORT_LENGTHS),
+        ({"output_bias": True, "tied_output": False} | ONE_LAYER, SHORT_LENGTHS),
+        ({"learned_start": False} | ONE_LAYER, SHORT_LENGTHS),
+        ({"d_model": 40, "d_k": 32, "d_v": 32} | ONE_LAYER, SHORT_LENGTHS),
+        ({"d_k": 64, "d_v": 64} | ONE_LAYER, LONG_LENGTHS),
+        ({"d_k": 128, "d_v": 128} | ONE_LAYER, ([66, 3], [65, 1])),
     ],
     ids=[
         "base", "learned positions", "two vocabularies", "unscaled", "own output",
@@ -162,10 +163,11 @@ def test_the_loss_and_gradients_are_those_of_the_model(
 def test_a_batch_padded_to_a_bucket_has_the_same_loss_and_gradients(
     config: ModelConfig,
 ):
-    model = fuse(Transformer(replace(config, num_layers=1)).to(DEVICE))
-    packed = random_batch(config.vocab_size).packed()
+    model = fuse(Transformer(replace(config, **ONE_LAYER)).to(DEVICE))
+    packed = random_batch(config.vocab_size, ([5, 18], [15, 18])).packed()
     filled = packed.padded_to_bucket()
     assert len(filled.source.ids) > len(packed.source.ids)
+    assert len(filled.target.ids) > len(packed.target.ids)
     expected = loss_and_gradients(model, packed)
     found = loss_and_gradients(model, filled)
     for name, wanted in expected.items():
@@ -179,8 +181,8 @@ def test_a_batch_padded_to_a_bucket_has_the_same_loss_and_gradients(
 def test_the_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(
     config: ModelConfig,
 ):
-    model = fuse(Transformer(replace(config, num_layers=1)).to(DEVICE))
-    batch = random_batch(config.vocab_size)
+    model = fuse(Transformer(replace(config, **ONE_LAYER)).to(DEVICE))
+    batch = random_batch(config.vocab_size, SHORT_LENGTHS)
     together = loss_and_gradients(model, batch.packed())
     one_by_one = [
         loss_and_gradients(
@@ -462,7 +464,7 @@ def test_a_packed_training_has_the_losses_of_a_padded_one(
     def reports() -> list[StepReport]:
         torch.manual_seed(1)
         training = TrainingConfig(steps=2, warmup_steps=2)
-        model = Transformer(replace(config, num_layers=1))
+        model = Transformer(replace(config, **ONE_LAYER))
         trainer = Trainer(model, batcher, training, cpu)
         if positions is not None:
             trainer.find_micro_batch(positions)
