@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -107,6 +108,22 @@ def start_and_stop(
         train(files, config, out, CPU, SendsSignal(step, number))
 
 
+StopAt = Callable[[int, Path], None]
+
+
+@pytest.fixture(scope="module")
+def stop_at(files: CorpusFiles, tmp_path_factory: pytest.TempPathFactory) -> StopAt:
+    """Function that makes a run stopped after a step, by copying the first such run."""
+    folder = tmp_path_factory.mktemp("stopped")
+
+    def copy(step: int, out: Path) -> None:
+        if not (folder / str(step)).exists():
+            start_and_stop(files, folder / str(step), step)
+        shutil.copytree(folder / str(step), out)
+
+    return copy
+
+
 def last_checkpoint(run: Path) -> Path:
     return RunFolder(run).checkpoints()[-1]
 
@@ -148,9 +165,9 @@ def test_a_repeated_run_ends_at_the_same_weights(
 
 @pytest.mark.parametrize("step", [1, 7, 12])
 def test_a_run_stopped_at_any_step_ends_at_the_same_weights(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, step: int
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path, step: int
 ) -> None:
-    start_and_stop(files, tmp_path / "run", step)
+    stop_at(step, tmp_path / "run")
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
     assert observer.first_step == step
@@ -162,17 +179,17 @@ def test_a_run_stopped_at_any_step_ends_at_the_same_weights(
 
 @pytest.mark.parametrize("step", [10, 17])
 def test_a_run_stopped_at_any_step_ends_at_the_same_average(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, step: int
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path, step: int
 ) -> None:
-    start_and_stop(files, tmp_path / "run", step)
+    stop_at(step, tmp_path / "run")
     resume(tmp_path / "run", CPU, SendsSignal())
     assert_same_weights(tmp_path / "run", uninterrupted)
 
 
 def test_a_run_resumed_with_as_many_threads_gives_no_warning(
-    files: CorpusFiles, tmp_path: Path
+    stop_at: StopAt, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 7)
+    stop_at(7, tmp_path / "run")
     observer = SendsSignal()
     resume(tmp_path / "run", CPU, observer)
     assert observer.warnings == []
@@ -199,9 +216,9 @@ def test_a_run_resumed_with_more_threads_gives_a_warning(
 
 
 def test_a_run_of_an_older_version_is_resumed_without_a_warning(
-    files: CorpusFiles, tmp_path: Path
+    stop_at: StopAt, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 7)
+    stop_at(7, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     entries = list(folder.log.read())
     for entry in entries:
@@ -236,9 +253,9 @@ def test_a_run_with_a_dev_corpus_ends_at_the_same_weights_when_resumed(
 
 
 def test_a_run_stopped_many_times_ends_at_the_same_weights(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 3)
+    stop_at(3, tmp_path / "run")
     for step in (4, 13):
         with pytest.raises(TrainingStoppedError, match=f"after step {step} of 20"):
             resume(tmp_path / "run", CPU, SendsSignal(step))
@@ -301,9 +318,9 @@ def test_a_run_is_trained_by_one_command_at_a_time(
     ["model.safetensors", "training.safetensors", "training.json"],
 )
 def test_a_damaged_checkpoint_is_skipped_with_a_warning(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path, file: str
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path, file: str
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 12)
+    stop_at(12, tmp_path / "run")
     damaged = newest(tmp_path / "run") / file
     damaged.write_bytes(damaged.read_bytes()[:-20])
     observer = SendsSignal()
@@ -328,6 +345,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
 )
 def test_a_checkpoint_that_cannot_be_opened_is_not_set_aside(
     files: CorpusFiles,
+    stop_at: StopAt,
     uninterrupted: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -335,7 +353,7 @@ def test_a_checkpoint_that_cannot_be_opened_is_not_set_aside(
     steps: int | None,
 ) -> None:
     run, opened = tmp_path / "run", Path.open
-    start_and_stop(files, run, 12)
+    stop_at(12, run)
 
     def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
         if path.name == file and path.parent.name == "stopped":
@@ -355,14 +373,14 @@ def test_a_checkpoint_that_cannot_be_opened_is_not_set_aside(
 
 
 def test_a_model_that_cannot_be_opened_at_the_end_does_not_change_the_result(
-    files: CorpusFiles,
+    stop_at: StopAt,
     uninterrupted: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, opened = tmp_path / "run", Path.open
     name = "checkpoints/step-00000015"
-    start_and_stop(files, run, 17)
+    stop_at(17, run)
 
     def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
         is_end = (run / "checkpoints" / "step-00000020").exists()
@@ -380,9 +398,9 @@ def test_a_model_that_cannot_be_opened_at_the_end_does_not_change_the_result(
 
 
 def test_a_state_that_lacks_tensors_is_skipped_with_a_warning(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 10)
+    stop_at(10, tmp_path / "run")
     folder = last_checkpoint(tmp_path / "run")
     # The file is sound, but its tensors are those of a model.
     (folder / "training.safetensors").write_bytes(
@@ -395,9 +413,9 @@ def test_a_state_that_lacks_tensors_is_skipped_with_a_warning(
 
 
 def test_a_run_whose_only_checkpoint_is_damaged_is_not_restarted(
-    files: CorpusFiles, tmp_path: Path
+    stop_at: StopAt, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 2)
+    stop_at(2, tmp_path / "run")
     (newest(tmp_path / "run") / "training.json").unlink()
     with pytest.raises(CheckpointError, match="no checkpoint can be used; all are set"):
         resume(tmp_path / "run", CPU, SendsSignal())
@@ -436,9 +454,9 @@ def test_a_run_killed_before_its_first_checkpoint_is_restarted(
 
 
 def test_a_checkpoint_of_another_version_is_not_changed(
-    files: CorpusFiles, tmp_path: Path
+    stop_at: StopAt, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 7)
+    stop_at(7, tmp_path / "run")
     config = newest(tmp_path / "run") / "config.json"
     config.write_text(config.read_text().replace('"format": 5', '"format": 7'))
     with pytest.raises(VersionError, match="the format must be from 1 to 6, but is 7"):
@@ -447,9 +465,9 @@ def test_a_checkpoint_of_another_version_is_not_changed(
 
 
 def test_a_partly_removed_checkpoint_does_not_prevent_the_average(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 17)
+    stop_at(17, tmp_path / "run")
     last = CONFIG.training.keep_checkpoints
     oldest = RunFolder(tmp_path / "run").checkpoints()[-last]
     left = oldest.with_name("step-00000001")
@@ -460,10 +478,10 @@ def test_a_partly_removed_checkpoint_does_not_prevent_the_average(
 
 
 def test_a_run_does_not_resume_from_a_stopped_state_older_than_its_checkpoint(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    start_and_stop(files, run, 12)
+    stop_at(12, run)
     shutil.copytree(RunFolder(run).stopped, tmp_path / "stopped")
     with pytest.raises(TrainingStoppedError):
         resume(run, CPU, SendsSignal(16))
@@ -478,10 +496,10 @@ def test_a_run_does_not_resume_from_a_stopped_state_older_than_its_checkpoint(
 
 
 def test_leftovers_of_a_killed_save_are_removed(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    start_and_stop(files, run, 17)
+    stop_at(17, run)
     last, checkpoints = last_checkpoint(run), run / "checkpoints"
     shutil.copytree(last, checkpoints / ".step-00000018.transduce-new")
     shutil.copytree(last, checkpoints / ".step-00000005.transduce-gone")
@@ -517,9 +535,9 @@ def test_a_lost_member_of_the_average_is_reported(
 
 
 def test_a_run_without_logged_checkpoints_averages_those_that_exist(
-    files: CorpusFiles, uninterrupted: Path, tmp_path: Path
+    stop_at: StopAt, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    start_and_stop(files, tmp_path / "run", 17)
+    stop_at(17, tmp_path / "run")
     log = tmp_path / "run" / "log.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join(line for line in lines if '"saved"' not in line))
