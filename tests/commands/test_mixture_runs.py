@@ -1,10 +1,7 @@
 """Runs of models with mixtures of experts, by the commands alone."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,7 +84,7 @@ def test_wrong_experts_are_refused_by_train(
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", SETTINGS)
 def test_two_processes_train_the_same_model_as_one(
-    succeeds, preset, corpus_files, tmp_path
+    succeeds, preset, corpus_files, tmp_path, monkeypatch
 ) -> None:
     # Updates have several batches, so that none is divided: gates of a batch and
     # noise, drawn for each batch, are then the same in any number of processes.
@@ -96,12 +93,8 @@ def test_two_processes_train_the_same_model_as_one(
     )
     succeeds(*arguments(preset, corpus_files, tmp_path / "1"), *settings)
     line = arguments(preset, corpus_files, tmp_path / "2")
-    subprocess.run(
-        [sys.executable, "-m", "transduce", *line, *settings, "--devices", "2"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        capture_output=True,
-    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    succeeds(*line, *settings, "--devices", "2")
     alone, both = (dict(load_model(tmp_path / each).weights) for each in "12")
     torch.testing.assert_close(both, alone, atol=1e-5, rtol=1e-4)
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,6 @@ TRANSDUCE = (sys.executable, "-m", "transduce")
 def started(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*TRANSDUCE, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,6 +52,13 @@ def succeed(process: subprocess.Popen[str]) -> str:
     output, errors = process.communicate(timeout=300)
     assert process.returncode == 0, errors
     return output
+
+
+def launch(*arguments: str) -> int | str | None:
+    """Call a command that starts processes; return its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    return ended.value.code
 
 
 class ContinuedError(Exception):
@@ -118,26 +125,39 @@ def free_port() -> str:
         return str(server.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def train(corpus_files: tuple[Path, Path]):
-    """Start a run in a number of processes."""
-    source, target = map(str, corpus_files)
+@pytest.fixture(autouse=True)
+def _one_thread_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def begin(out: Path, devices: int, *settings: str) -> subprocess.Popen[str]:
-        files = ("--source", source, "--target", target)
-        how = ("--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+
+@pytest.fixture(scope="module")
+def options(corpus_files: tuple[Path, Path]) -> tuple[str, ...]:
+    """Options of a run of `transduce train`; settings may follow."""
+    source, target = map(str, corpus_files)
+    files = ("--source", source, "--target", target)
+    how = ("--preset", "tiny", "--precision", "fp32", "--device", "cpu")
+    return (*how, *files, "--set", *SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def start(options: tuple[str, ...]) -> Callable[..., subprocess.Popen[str]]:
+    """Function that starts a run of two processes."""
+
+    def begin(out: Path, *settings: str) -> subprocess.Popen[str]:
         return started(
-            *("train", *how, *files, "--out", str(out), "--devices", str(devices)),
-            *("--set", *SETTINGS, *settings),
+            "train", "--out", str(out), "--devices", "2", *options, *settings
         )
 
     return begin
 
 
 @pytest.fixture(scope="module")
-def alone(train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def alone(
+    options: tuple[str, ...], quick_runs: None, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Run of one process, which is this one."""
     out = tmp_path_factory.mktemp("alone") / "run"
-    succeed(train(out, 1))
+    main(["train", "--out", str(out), *options])
     return out
 
 
@@ -162,16 +182,23 @@ def assert_logs_agree(run: Path, expected: Path) -> None:
 
 # Runs of two processes are below: started by torchrun, and stopped and resumed.
 def test_several_processes_train_the_same_model_as_one(
-    train, alone: Path, tmp_path: Path
+    options: tuple[str, ...],
+    alone: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    output = succeed(train(tmp_path / "run", 4))
-    assert output.count("Model: ") == 1
+    where = ("--out", str(tmp_path / "run"), "--devices", "3")
+    assert launch("train", *where, *options) == 0
+    assert capfd.readouterr().out.count("Model: ") == 1
     assert_close(tmp_path / "run", alone)
     assert_logs_agree(tmp_path / "run", alone)
 
 
 def test_two_processes_clip_lower_the_rate_and_sample_like_one(
-    train, corpus_files: tuple[Path, Path], tmp_path: Path
+    options: tuple[str, ...],
+    quick_runs: None,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
 ) -> None:
     source, target = map(str, corpus_files)
     settings = (
@@ -188,11 +215,13 @@ def test_two_processes_clip_lower_the_rate_and_sample_like_one(
         "training.reward_samples=3",
         *("--dev-source", source, "--dev-target", target),
     )
-    logs = []
-    for devices in (1, 2):
-        out = tmp_path / str(devices)
-        succeed(train(out, devices, *settings))
-        logs.append([e for e in RunFolder(out).log.read() if e["kind"] == "step"])
+    command = ("train", *options, *settings, "--out")
+    main([*command, str(tmp_path / "1")])
+    assert launch(*command, str(tmp_path / "2"), "--devices", "2") == 0
+    logs = [
+        [e for e in RunFolder(tmp_path / each).log.read() if e["kind"] == "step"]
+        for each in "12"
+    ]
     assert_close(tmp_path / "2", tmp_path / "1")
     for name in ("loss", "gradient_norm", "learning_rate"):
         assert [e[name] for e in logs[1]] == pytest.approx(
@@ -206,23 +235,24 @@ def test_two_processes_clip_lower_the_rate_and_sample_like_one(
 
 @pytest.mark.slow
 def test_two_processes_train_mixtures_by_reward(
-    corpus_files: tuple[Path, Path], tmp_path: Path
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     source, target = map(str, corpus_files)
-    output = succeed(
-        started(
-            *("train", "--preset", "moe-ffn-multi30k", "--out", str(tmp_path / "run")),
-            *("--source", source, "--target", target, "--device", "cpu"),
-            *("--precision", "fp32", "--devices", "2", "--set"),
-            *("tokenizer.vocab_size=400", "model.num_layers=1", "model.d_model=32"),
-            *("model.experts.gating=batchwise", "training.reward=gleu"),
-            *("training.steps=3", "training.warmup_steps=1", "training.reward_steps=3"),
-            *("training.reward_samples=2", "training.checkpoint_steps=2"),
-            *("batching.source_tokens=200", "batching.target_tokens=200"),
-            *("batching.batch_tokens=60",),
-        )
+    code = launch(
+        *("train", "--preset", "moe-ffn-multi30k", "--out", str(tmp_path / "run")),
+        *("--source", source, "--target", target, "--device", "cpu"),
+        *("--precision", "fp32", "--devices", "2", "--set"),
+        *("tokenizer.vocab_size=400", "model.num_layers=1", "model.d_model=32"),
+        *("model.experts.gating=batchwise", "training.reward=gleu"),
+        *("training.steps=3", "training.warmup_steps=1", "training.reward_steps=3"),
+        *("training.reward_samples=2", "training.checkpoint_steps=2"),
+        *("batching.source_tokens=200", "batching.target_tokens=200"),
+        *("batching.batch_tokens=60",),
     )
-    assert "expected reward" in output
+    assert code == 0
+    assert "expected reward" in capfd.readouterr().out
     [report] = RunFolder(tmp_path / "run").log.entries("step", "reward")
     assert 0 <= report["reward"] < 1
 
@@ -247,10 +277,10 @@ def test_torchrun_can_start_the_processes(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
-    train, alone: Path, tmp_path: Path
+    start, alone: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    process = train(run, 2)
+    process = start(run)
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
     os.kill(children_of(process.pid)[1], signal.SIGKILL)
@@ -268,10 +298,10 @@ def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_all_processes_save_and_end_when_their_launcher_is_killed(
-    train, tmp_path: Path, cpu: Hardware
+    start, tmp_path: Path, cpu: Hardware
 ) -> None:
     run = tmp_path / "run"
-    process = train(run, 2, "training.steps=100000")
+    process = start(run, "training.steps=100000")
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
     workers = children_of(process.pid)
@@ -291,10 +321,10 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_all_processes_stop_on_request(
-    train, alone: Path, tmp_path: Path, number: signal.Signals
+    start, alone: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    process = train(run, 2)
+    process = start(run)
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(number)
@@ -304,19 +334,21 @@ def test_all_processes_stop_on_request(
     assert "Traceback" not in errors
     if number == signal.SIGTERM:
         again = ("train", "--out", str(run), "--resume", "--device", "cpu")
-        succeed(started(*again, "--devices", "2"))
+        assert launch(*again, "--devices", "2") == 0
     else:
         resume(run)
     assert_close(run, alone)
 
 
-def test_a_user_error_is_reported_once(tmp_path: Path) -> None:
-    process = started(
+def test_a_user_error_is_reported_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = launch(
         *("train", "--preset", "tiny", "--source", "no", "--target", "no"),
         *("--out", str(tmp_path / "run"), "--devices", "2", "--device", "cpu"),
     )
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    errors = capfd.readouterr().err
+    assert code == 2
     assert len(errors.strip().splitlines()) == 1
     assert "no: the file cannot be read" in errors
 
