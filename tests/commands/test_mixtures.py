@@ -110,7 +110,7 @@ def test_tables_in_a_file_and_python_train_the_same_as_options(
     succeeds, texts, tmp_path
 ):
     options = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1")]
-    succeeds("train", *options, *STEPS, "--out", tmp_path / "a")
+    succeeds("train", *options, *STEPS, "--no-dev", "--out", tmp_path / "a")
     config = tmp_path / "mix.toml"
     tables = [
         f'[[corpora]]\nname = "{name}"\nsource = "{texts}/{name}.en"\n'
@@ -118,7 +118,7 @@ def test_tables_in_a_file_and_python_train_the_same_as_options(
         for name, weight in (("big", 3), ("small", 1))
     ]
     config.write_text("".join(tables))
-    succeeds("train", "--config", config, *STEPS, "--out", tmp_path / "b")
+    succeeds("train", "--config", config, *STEPS, "--no-dev", "--out", tmp_path / "b")
     corpora = [
         {
             "name": name,
@@ -135,6 +135,7 @@ def test_tables_in_a_file_and_python_train_the_same_as_options(
             "corpora": corpora,
             "training.steps": 12,
             "training.checkpoint_steps": 12,
+            "evaluation.hold_out": False,
             "batching.source_tokens": 2_000,
             "batching.target_tokens": 2_000,
         },
@@ -169,7 +170,7 @@ def test_stages_follow_one_another_and_a_run_resumes_within_one(
     options = [*corpus(texts, "big", "3"), *corpus(texts, "small", "1"), *STEPS]
     stages = "stages=[{steps=7, weights={big=1}}, {weights={small=1}}]"
     options += ["--set", stages]
-    output = succeeds("train", *options, "--out", tmp_path / "whole")
+    output = succeeds("train", *options, "--no-dev", "--out", tmp_path / "whole")
     assert "Stage 1, to update 7: big 100.0% of the pairs" in output
     assert "step 8: stage 2 begins." in output
     log = entries(tmp_path / "whole", "step")

@@ -23,8 +23,9 @@ SETTINGS = (
     "training.warmup_steps=50",
     "training.learning_rate_scale=0.3",
     "training.cooldown_share=0.5",
-    "training.checkpoint_steps=100",
+    "training.checkpoint_steps=400",
     "training.keep_checkpoints=1",
+    "evaluation.hold_out=false",
 )
 
 
@@ -41,8 +42,8 @@ def write(path: Path, lines: list[str]) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("turn", "decoder"),
-    [(1, "attention"), (-1, "attention"), (-1, "ssru")],
-    ids=["copying", "reversing", "reversing with recurrent units"],
+    [(-1, "attention"), (1, "ssru")],
+    ids=["reversing", "copying with recurrent units"],
 )
 def test_a_tiny_model_learns_sequences_of_digits(
     turn: int, decoder: str, tmp_path: Path
