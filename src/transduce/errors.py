@@ -47,7 +47,7 @@ class ConfigError(TransduceError):
 class OverwriteError(ConfigError):
     """An output exists, and may be overwritten only if the caller allows it.
 
-    The message ends with "overwrite it.", to which a command adds its option.
+    The message says "overwrite it.", to which a command adds its option.
     """
 
 

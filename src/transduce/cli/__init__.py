@@ -428,7 +428,7 @@ def _run(arguments: Sequence[str] | None) -> None:
 def _sentence(error: TransduceError) -> str:
     """Return an error's message, with the option that it leads to."""
     if isinstance(error, OverwriteError):
-        return f"{str(error).removesuffix('.')} with --force."
+        return str(error).replace("overwrite it.", "overwrite it with --force.")
     return str(error)
 
 

@@ -32,7 +32,13 @@ from transduce.cli.files import (
 from transduce.cli.terminal import counted_lines, print_message, warn
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
-from transduce.errors import ConfigError, DataError, TransduceError, counted
+from transduce.errors import (
+    ConfigError,
+    DataError,
+    OverwriteError,
+    TransduceError,
+    counted,
+)
 from transduce.files import (
     is_open_as,
     lock_file,
@@ -391,12 +397,12 @@ class _Part:
         os.fsync(self._part)
         try:
             require_unwritten(output, overwrite=overwrite)
-        except ConfigError as error:
+        except OverwriteError as error:
             kept = (
                 f"The complete output is in {self.path}: rename it, or give the same "
                 "command with --resume --force."
             )
-            raise ConfigError(f"{error} {kept}") from None
+            raise OverwriteError(f"{error} {kept}") from None
         self.path.replace(output)
         _beside(output, RECORD).unlink()
 
