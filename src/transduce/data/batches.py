@@ -402,7 +402,7 @@ class Batcher:
                 following, seed = parts[number + 1], (self._seed, epoch, number + 1)
             else:
                 end = self._end_of_epoch(first_step, sum(counts))
-                [following, *_] = self._augmented_parts(epoch + 1, end)
+                following = self._augmented_parts(epoch + 1, end)[0]
                 seed = (self._seed, epoch + 1, 0)
             augmentation.begin(self.dataset.picked(following), seed)
             plan = Batcher(changed.pairs, self._config, self._seed)
@@ -422,8 +422,8 @@ class Batcher:
     ) -> list[Integer[np.ndarray, " _"]]:
         """Put batches into an order in which the shares of a mixture are even.
 
-        `drawn` has the number in the corpora of each pair that batches index; without,
-        batches have these numbers.
+        Batches have numbers of pairs in the corpora, or, with `drawn`, indices of such
+        numbers in `drawn`.
         """
         if self.mixture is None:
             return batches
@@ -450,7 +450,8 @@ class Batcher:
 
         It is at most half of the pairs, since so many are left if all are joined.
         """
-        return max(min(round(max(self._num_budgets(pairs))), len(pairs) // 2), 1)
+        number = round(max(self._num_budgets(pairs)))
+        return max(min(number, len(pairs) // 2), 1)
 
     def _exactly(
         self,
@@ -458,7 +459,10 @@ class Batcher:
         place: tuple[int, ...],
         in_even_order: Callable[[list[Indices]], list[Indices]],
     ) -> Iterator[Update]:
-        """Yield all pairs in exactly `number` updates, which are equally full."""
+        """Yield all pairs in exactly `number` updates, which are equally full.
+
+        `place` continues the seed of the order.
+        """
         sequence = np.random.SeedSequence(self._seed, spawn_key=place)
         random = np.random.default_rng(sequence)
         batches = self._batches(np.arange(len(self.dataset)))
@@ -488,9 +492,8 @@ class Batcher:
     def update_tokens(self, steps: range = range(1)) -> tuple[int, int]:
         """Return about how many source and target tokens an update has.
 
-        A corpus that is smaller than an update bounds them. Of a mixture, it is the
-        mean over some updates of the training, by default the first: the stages may
-        draw different corpora.
+        They are at most the tokens of the corpus. For a mixture, whose stages may draw
+        different corpora, they are the mean over the updates `steps` of the training.
         """
         sides = self.dataset.source.offsets, self.dataset.target.offsets
         mixture, config = self.mixture, self._config

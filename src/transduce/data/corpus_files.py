@@ -430,9 +430,9 @@ def choose(
 ) -> Choice | None:
     """Choose different sources for parts of these sizes, by default the usual one.
 
-    They are those with the smallest hashes, whatever the order of the lines. Returns
-    None if there are too few pairs: training must keep at least as many as are held
-    out.
+    The sources with the smallest hashes are chosen, whatever the order of the lines.
+    Returns None if there are too few pairs: training must keep at least as many as are
+    held out.
     """
     most = MAX_HELD_OUT if sizes is None else sum(sizes)
     kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0
@@ -543,8 +543,8 @@ def write_split(
 ) -> list[int]:
     """Write training text and the held-out parts; the number of pairs of each.
 
-    Of all pairs with one held-out source, the first with a translation is written and
-    the others are dropped. The first output is that of training; the pairs of a part
+    Several pairs may have one held-out source: the first with a translation is written,
+    and the others are dropped. The first output is that of training. Pairs of a part
     without an output are dropped.
     """
     counts, written = [0] * len(outputs), set[str]()

@@ -201,7 +201,8 @@ def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
     else:
         length = response.headers.get("Content-Length", "")
         offer = _Offer(start=0, total=_size_in(length))
-    if file.size_bytes not in (None, offer.total) and offer.total is not None:
+    is_known = file.size_bytes is not None and offer.total is not None
+    if is_known and offer.total != file.size_bytes:
         raise DataError(
             f"{file.url}: must be {file.size_bytes:,} bytes long, but the server "
             f"announces {offer.total:,}; name another mirror."
@@ -259,7 +260,7 @@ def _opened_to_extend(path: Path) -> Iterator[BinaryIO]:
 def _file_fault(file: RemoteFile, path: Path) -> str | None:
     """Return what is wrong with a downloaded file, or None."""
     size = _size(path)
-    if file.size_bytes not in (None, size):
+    if file.size_bytes is not None and size != file.size_bytes:
         return f"must be {file.size_bytes:,} bytes long, but is {size:,}"
     if file.checksum is None:
         return None
@@ -832,7 +833,7 @@ def _write_split(
     counts = SplitCounts(
         num_pairs=tally["none"], num_empty=tally["empty"], num_no_text=tally["no text"]
     )
-    if split.num_pairs not in (None, counts.num_pairs):
+    if split.num_pairs is not None and counts.num_pairs != split.num_pairs:
         raise DataError(
             f"{downloads}: {split.name} must have {split.num_pairs:,} pairs, but has "
             f"{counts.num_pairs:,}; delete the archives and run the command again."

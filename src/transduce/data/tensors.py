@@ -77,16 +77,18 @@ class PackedSide:
         return self.ids, self.positions, self.starts
 
     def padded_to_bucket(self, buckets: int, longest: int) -> "PackedSide":
-        """Add sentences of padding up to a bucket of numbers of rows.
+        """Add sentences of padding up to the next bucket of numbers of rows.
 
         There are `buckets` from one power of two to the next. No sentence of padding is
         longer than `longest`.
         """
         rows, count = len(self.ids), len(self.starts) - 1
-        step = max((1 << rows.bit_length() - 1) // buckets, 1)
+        power_of_two = 1 << (rows.bit_length() - 1)
+        step = max(power_of_two // buckets, 1)
         missing = -rows % step
-        ends = [*range(rows + longest, rows + missing, longest), rows + missing]
-        padding = torch.tensor(ends if missing else [], dtype=torch.int32)
+        padded = rows + missing
+        ends = [*range(rows + longest, padded, longest), padded] if missing else []
+        padding = torch.tensor(ends, dtype=torch.int32)
         return PackedSide(
             ids=functional.pad(self.ids, (0, missing), value=PAD),
             positions=torch.cat([self.positions, torch.arange(missing) % longest]),

@@ -69,13 +69,13 @@ class AccessConfig:
                 raise ConfigError(
                     "`allowed_hosts` must be names without scheme and port, and "
                     "without wildcards, such as example.org, but one is "
-                    f"{name!r}.{_as_sent(name)}"
+                    f"{name!r}.{_ascii_hint(name)}"
                 )
         for origin in self.cors_origins:
             if origin != ANY and _canonical_origin(origin) is None:
                 raise ConfigError(
                     "`cors_origins` must be origins such as https://example.org, or "
-                    f"*, but one is {origin!r}.{_as_sent(origin)}"
+                    f"*, but one is {origin!r}.{_ascii_hint(origin)}"
                 )
 
     def allows_host(self, host: str) -> bool:
@@ -291,8 +291,8 @@ def _can_be_host(name: str) -> bool:
         return False
 
 
-def _as_sent(name: str) -> str:
-    """Return a sentence on names that are not in ASCII, as no browser sends them."""
+def _ascii_hint(name: str) -> str:
+    """Return advice for a name that is not in ASCII; browsers send none."""
     if name.isascii():
         return ""
     return " Write an international name as browsers send it: xn--..."

@@ -408,26 +408,25 @@ def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
     """Example request for each path, one that the models can answer if any can."""
     translating = [model for model in models if not model.is_parser]
     parsing = [model for model in models if model.is_parser]
-    source, target = "en", "de"
     name = parser = "NAME"
+    languages = {"source": "en", "target": "de"}
     if translating:
-        name, source, target = (
-            translating[0].name, translating[0].source, translating[0].target
-        )  # fmt: skip
+        first = translating[0]
+        name, languages = first.name, {"source": first.source, "target": first.target}
     if parsing:
         parser = parsing[0].name
-    languages = {"source": source, "target": target}
     pair = {"source": SENTENCE, "target": TRANSLATION, "model": name}
-    tree = {"source": SENTENCE, "target": "(S (NP (X A) (X dog)) (VP (X runs)))"}
+    tree = "(S (NP (X A) (X dog)) (VP (X runs)))"
+    inspected = pair
+    if parsing and not translating:
+        inspected = {"source": SENTENCE, "target": tree, "model": parser}
     return {
         "/translate": {"q": SENTENCE, **languages, "format": "text", "alternatives": 2},
         "/detect": {"q": SENTENCE},
         "/v1/translate": {"q": f"{SENTENCE} {SENTENCE}", "model": name},
         "/v1/parse": {"q": SENTENCE, "model": parser},
         "/v1/score": {"source": [SENTENCE], "target": [TRANSLATION], "model": name},
-        "/v1/attention": {**tree, "model": parser}
-        if parsing and not translating
-        else pair,
+        "/v1/attention": inspected,
     }
 
 

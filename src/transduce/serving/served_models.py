@@ -86,26 +86,20 @@ class ModelName:
         if colon:
             pair = (canonical(source), canonical(target))
             return cls(name="-".join(pair), path=Path(folder), stated=pair)
-        found = _pairs_in(_checked(name))
-        as_written = [pair for pair in found if "-".join(pair) == name]
-        if len(as_written or found) > 1:
-            ways = ", ".join(f"{a}:{b}" for a, b in as_written or found)
+        likely = _likely_pairs(_checked(name))
+        if len(likely) > 1:
+            ways = ", ".join(f"{a}:{b}" for a, b in likely)
             raise ConfigError(
                 f"The languages in {name!r} must be clear, but may be {ways}; write "
                 "them as SOURCE:TARGET=FOLDER."
             )
-        return cls(
-            name=name,
-            path=Path(folder),
-            stated=as_written[0] if as_written else None,
-        )
+        stated = next((pair for pair in likely if "-".join(pair) == name), None)
+        return cls(name=name, path=Path(folder), stated=stated)
 
     @property
     def guessed(self) -> Pair:
         """Languages for a model that keeps none: read from its name, or made of it."""
-        found = _pairs_in(self.name)
-        as_written = [pair for pair in found if "-".join(pair) == self.name]
-        likely = as_written or found
+        likely = _likely_pairs(self.name)
         if len(likely) == 1:
             return likely[0]
         return f"{self.name}.source", f"{self.name}.target"
@@ -137,7 +131,8 @@ class ServedModel:
         if tags and name.stated:  # only into this one
             tags = (find_language_tag(target, tags),)
         elif tags:
-            target = best_match(target, known := languages_of(tags)) or known[0]
+            known = languages_of(tags)
+            target = best_match(target, known) or known[0]
         return cls(name=name.name, source=source, target=target, queue=queue, tags=tags)
 
     @property
@@ -264,13 +259,19 @@ def _checked(name: str) -> str:
     return name
 
 
-def _pairs_in(name: str) -> list[Pair]:
-    """Return every reading of a name as two tags with a dash between them."""
+def _likely_pairs(name: str) -> list[Pair]:
+    """Return readings of a name as two tags with a dash between them.
+
+    A reading that spells the tags as they are written is preferred to the others.
+    """
     pieces = name.replace("_", "-").split("-")
     sides = (
         ("-".join(pieces[:i]), "-".join(pieces[i:])) for i in range(1, len(pieces))
     )
-    return [(canonical(a), canonical(b)) for a, b in sides if _is_tag(a) and _is_tag(b)]
+    found = [
+        (canonical(a), canonical(b)) for a, b in sides if _is_tag(a) and _is_tag(b)
+    ]
+    return [pair for pair in found if "-".join(pair) == name] or found
 
 
 def _is_tag(text: str) -> bool:
@@ -373,14 +374,13 @@ async def translate_documents(
         await in_thread(deadline, lambda: list(map(write, marked, found, links)))
     )
     translated = iter([each.text for each in found])
-    joined = []
-    for segments in split_documents:  # each by itself, independent of those beside it
-        texts = list(islice(translated, sum(each.is_sentence for each in segments)))
+    documents_found: list[TranslatedDocument] = []
+    for segments in split_documents:
+        num_sentences = sum(each.is_sentence for each in segments)
+        spaces = spaces_before(segments, list(islice(translated, num_sentences)))
         pieces = [next(written) if s.is_sentence else _copied(s) for s in segments]
-        joined.append(
-            _joined(list(map(_after, spaces_before(segments, texts), pieces)))
-        )
-    return joined
+        documents_found.append(_joined(list(map(_after, spaces, pieces))))
+    return documents_found
 
 
 async def translated_segments(

@@ -43,15 +43,15 @@ FREQUENT, PER_PIECE = 100, 100
 """Usual number of most frequent target pieces, and of targets of each source piece."""
 MAX_FREQUENT, MAX_PER_PIECE = 1_000_000, 1_000
 SURPLUS = 4
-"""Likeliest targets learned in each direction, in multiples of those that are kept: the
-other direction may reorder them. At least `PER_PIECE` count as kept, so that a smaller
-shortlist is the beginning of a larger one."""
+"""Number of likeliest targets learned in each direction, as a multiple of the number
+that is kept, since the other direction may reorder them. At least `PER_PIECE` count as
+kept, so that a smaller shortlist is the beginning of a larger one."""
 MAX_PIECES = 200
-"""Pieces of a side above which a sentence pair is left out: it takes long, and tells
-little about which piece is translated by which."""
+"""Maximum number of pieces of a side. A longer sentence pair takes long, and tells
+little about which piece translates which."""
 MAX_LINKS = 2**25
-"""Maximum number of pairs of pieces in the same sentence pair that are learned from
-without the native library. Of a larger corpus, sentence pairs are taken evenly."""
+"""Maximum number of pairs of pieces in the same sentence pair to learn from without the
+native library. A larger corpus is sampled evenly."""
 CHUNK_PAIRS = 4_096
 """Sentence pairs encoded at once."""
 CHUNK_LINKS = 2**22

@@ -540,8 +540,8 @@ class Spacing:
     def space_before(self, segment: Segment, translation: str) -> str:
         """Return the space before the next segment.
 
-        The translation is that of the segment, or of the next one that has any, or
-        empty if there is none.
+        `translation` is that of the segment or, if the segment is copied, of the next
+        sentence; it is empty if no sentence follows.
         """
         before, after = self._before, translation
         if not before and self._has_kept:
