@@ -371,7 +371,7 @@ class GraphedDecoder(TorchDecoder):
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
         # A replay runs no hooks.
-        static = None if self._fused.is_watched else self._step_with_state()
+        static = None if self._fused.has_weight_hooks else self._step_with_state()
         if static is None:
             self._move_out()
             return self._fused.step(self._as_tensor(last_ids), self.state)

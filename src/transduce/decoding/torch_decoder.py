@@ -90,8 +90,9 @@ class FusedStep:
         layers = model.decoder_layers
         maps = _LinearMaps(make_linear, dtype)
         self._layers = [_FusedLayer(each, maps) for each in layers]
-        attentions = [m for m in layers.modules() if isinstance(m, MultiHeadAttention)]
-        self._taps = [each.weights_tap for each in attentions]
+        self._attentions = [
+            each for each in layers.modules() if isinstance(each, MultiHeadAttention)
+        ]
 
     def start(self, memory: Memory) -> DecodingState | RecurrentState:
         """Return the state before the first step, with one hypothesis a sentence."""
@@ -130,9 +131,9 @@ class FusedStep:
         return self.model.logits(self.model.decoder_norm(x))
 
     @property
-    def is_watched(self) -> bool:
+    def has_weight_hooks(self) -> bool:
         """Whether a hook reads attention weights."""
-        return any(map(_has_hook, self._taps))
+        return any(each.has_weight_hooks for each in self._attentions)
 
 
 class _FusedLayer:
@@ -235,9 +236,12 @@ class _FusedAttention:
         self.widths = [key_width, key_width, value_width]
         """Widths of the queries, keys and values of all heads."""
         self._num_heads = heads
-        is_product = attention.scores != "additive"
-        self._match = _dot_products if is_product else attention.match
-        self._tap = attention.weights_tap
+        self._attention = attention
+        self._compute_scores = (
+            attention.compute_scores
+            if attention.scores == "additive"
+            else _dot_products
+        )
         self._output = maps.of(attention.project_output)
 
     def heads(
@@ -253,15 +257,11 @@ class _FusedAttention:
         value: Float[Tensor, "sentences heads keys d_v"],
         mask: Float[Tensor, "sentences 1 #group keys"],
     ) -> Float[Tensor, "sentences group d_model"]:
-        scores = self._match(self.heads(query), key)
+        scores = self._compute_scores(self.heads(query), key)
         weights = scores.add_(mask).softmax(dim=-1)
-        if _has_hook(self._tap):
-            weights = self._tap(weights)
+        if self._attention.has_weight_hooks:  # a call of the tap takes a while
+            weights = self._attention.weights_tap(weights)
         return self._output((weights @ value).transpose(1, 2).flatten(2))
-
-
-def _has_hook(tap: nn.Module) -> bool:
-    return len(tap._forward_hooks) > 0
 
 
 def _dot_products(

@@ -90,7 +90,7 @@ def measure_scores(
             with torch.random.fork_rng(devices=()), torch.inference_mode():
                 torch.manual_seed(SEED)  # of the additive score's weights
                 attention = MultiHeadAttention(d_k, 1, d_k, d_k, kind)
-                scores = attention.match(query, key)[:, 0, 0]
+                scores = attention.compute_scores(query, key)[:, 0, 0]
             measured.append(statistics_of(kind, d_k, scores))
     return tuple(measured)
 

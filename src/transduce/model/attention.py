@@ -140,7 +140,10 @@ class MultiHeadAttention(nn.Module):
         attended: Float[Tensor, "batch keys d_model"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
-        """Attend from each query to the positions of `attended` (K = V there)."""
+        """Attend from each query to the positions of `attended`.
+
+        Keys and values are projections of the same sequence.
+        """
         key, value = self.keys_and_values(attended)
         return self.attend(query, key, value, mask)
 
@@ -163,10 +166,11 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
         """Attend to projected keys and values."""
-        heads = self.average(self.split(self.project_query(query)), key, value, mask)
+        query = self.split(self.project_query(query))
+        heads = self.weighted_sum(query, key, value, mask)
         return self.project_output(heads.transpose(1, 2).flatten(2))
 
-    def average(
+    def weighted_sum(
         self,
         query: Float[Tensor, "batch heads queries d_k"],
         key: Float[Tensor, "batch heads keys d_k"],
@@ -174,10 +178,10 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
         """Return softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
-        weights = attention_weights(self.match(query, key), mask)
+        weights = attention_weights(self.compute_scores(query, key), mask)
         return self.dropout(self.weights_tap(weights)) @ value
 
-    def match(
+    def compute_scores(
         self,
         query: Float[Tensor, "batch heads queries d_k"],
         key: Float[Tensor, "batch heads keys d_k"],
@@ -195,6 +199,11 @@ class MultiHeadAttention(nn.Module):
         """Factor on the dot products of queries and keys."""
         return 1 / math.sqrt(self.d_k) if self.scores == "scaled" else 1.0
 
+    @property
+    def has_weight_hooks(self) -> bool:
+        """Whether a hook reads or changes the weights, which must then be formed."""
+        return len(self.weights_tap._forward_hooks) > 0
+
     def split(
         self, x: Float[Tensor, "batch length width"]
     ) -> Float[Tensor, "batch heads length head_width"]:
@@ -208,12 +217,12 @@ class RestrictedSelfAttention(MultiHeadAttention):
     The queries are cut into blocks. A block attends to a window: the keys that its
     queries can reach, at most r positions to either side, or r back in the decoder.
     Blocks are computed as if they were the sentences of a larger batch, so time and
-    memory are O(r n d), and no matrix of n x n elements is formed. Only for hooks on
-    `weights_tap` the weights of all keys are formed.
+    memory are O(r n d), and no matrix of n x n elements is formed, unless a hook on
+    `weights_tap` reads the weights.
 
-    Self-attention needs no mask but that of padding. At tokens the result is that of
-    `neighbourhood_mask` (and `causal_mask`); at padding, which nothing attends to, it
-    may be another.
+    Callers pass the mask of padding only; the layer itself masks the keys out of reach.
+    The result at tokens equals that of `MultiHeadAttention` with `neighbourhood_mask`
+    (and `causal_mask`). The result at padding may differ, but nothing attends to it.
     """
 
     def __init__(
@@ -229,7 +238,7 @@ class RestrictedSelfAttention(MultiHeadAttention):
         super().__init__(d_model, num_heads, d_k, d_v, scores, dropout)
         self.band = band
 
-    def average(
+    def weighted_sum(
         self,
         query: Float[Tensor, "batch heads queries d_k"],
         key: Float[Tensor, "batch heads keys d_k"],
@@ -238,19 +247,20 @@ class RestrictedSelfAttention(MultiHeadAttention):
     ) -> Float[Tensor, "batch heads queries d_v"]:
         """Return softmax(Q K^T / sqrt(d_k)) V over the keys that a query can reach."""
         (batch, _, queries, _), keys = query.shape, key.size(2)
-        if self.is_watched or queries != keys or self.band.covers(keys):
+        # Blocks need as many queries as keys, and hooks read the weights of all keys.
+        if self.has_weight_hooks or queries != keys or self.band.covers(keys):
             mask = self.whole_mask(mask, queries, keys, query.device)
-            return super().average(query, key, value, mask)
+            return super().weighted_sum(query, key, value, mask)
         if mask is None:
             mask = query.new_ones(batch, 1, 1, keys, dtype=torch.bool)
-        averages = super().average(
+        sums = super().weighted_sum(
             query_blocks(query, self.band),
             key_windows(key, self.band),
             key_windows(value, self.band),
             self.window_mask(mask.expand(batch, -1, -1, -1)),
         )
         # From blocks back to the sentences, without the padding of the last block.
-        blocks = averages.unflatten(0, (batch, -1)).transpose(1, 2)
+        blocks = sums.unflatten(0, (batch, -1)).transpose(1, 2)
         return blocks.flatten(2, 3)[:, :, :queries]
 
     def whole_mask(
@@ -260,7 +270,7 @@ class RestrictedSelfAttention(MultiHeadAttention):
         keys: int,
         device: torch.device,
     ) -> Bool[Tensor, "#batch 1 queries keys"]:
-        """Return the mask of all keys: those of `mask` that a query can reach.
+        """Return a mask over all keys that is True where `mask` is and a query reaches.
 
         The queries are the last of the keys' positions.
         """
@@ -272,7 +282,7 @@ class RestrictedSelfAttention(MultiHeadAttention):
     def window_mask(
         self, mask: Bool[Tensor, "batch 1 1 keys"]
     ) -> Bool[Tensor, "blocks 1 block window"]:
-        """Return the mask of each block's window: those keys that a query can reach.
+        """Return a mask of each block's window, True at keys that a query can reach.
 
         Keys before the first position and after the last one are masked too.
         """
@@ -282,11 +292,6 @@ class RestrictedSelfAttention(MultiHeadAttention):
         distance = key - query
         is_near = (distance >= -band.before) & (distance <= band.after)
         return key_windows(mask.transpose(2, 3), band).transpose(2, 3) & is_near
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether a hook reads or changes the weights."""
-        return len(self.weights_tap._forward_hooks) > 0
 
 
 def query_blocks(

@@ -120,17 +120,17 @@ class FusedAttention(MultiHeadAttention):
             )
         return self.project_output(heads)
 
-    def average(
+    def weighted_sum(
         self,
         query: Float[Tensor, "batch heads queries d_k"],
         key: Float[Tensor, "batch heads keys d_k"],
         value: Float[Tensor, "batch heads keys d_v"],
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch heads queries d_v"]:
-        """Average each head's values, weighted by the match of query and key."""
+        """Return softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         with torch.autocast("cpu", enabled=False):  # `split` returns fp32
             if self._must_form_weights or self.is_faster_unfused(query, key):
-                return super().average(query, key, value, mask)
+                return super().weighted_sum(query, key, value, mask)
             rate = current_rate(self.dropout)
             return functional.scaled_dot_product_attention(
                 query, key, value, mask, rate, scale=self.scale
@@ -145,7 +145,7 @@ class FusedAttention(MultiHeadAttention):
     @property
     def _must_form_weights(self) -> bool:
         """Whether a hook reads the weights, or no fused function exists."""
-        return len(self.weights_tap._forward_hooks) > 0 or self.scores == "additive"
+        return self.has_weight_hooks or self.scores == "additive"
 
     def is_faster_unfused(
         self,
@@ -191,6 +191,8 @@ class FusedRestrictedSelfAttention(RestrictedSelfAttention, FusedAttention):
             return MultiHeadAttention.forward(self, query, attended, mask)
         if mask is None:
             mask = query.new_ones(batch, 1, 1, length, dtype=torch.bool)
+        # The native function reads all heads side by side, so blocks and windows are
+        # cut from sequences of one head, as wide as all heads together.
         queries = query_blocks(self.project_query(query)[:, None], band)
         key_value = key_windows(self.project_key_value(attended)[:, None], band)
         with torch.autocast("cpu", enabled=False):  # attention is in fp32
@@ -433,7 +435,7 @@ def _is_plain_and_uniform(stack: Stack) -> bool:
 def _modules_of(stack: Stack) -> list[nn.Module]:
     """Return the stack and all modules within; `modules` takes longer, for names."""
     found: list[nn.Module] = [stack]
-    for module in found:  # which grows meanwhile
+    for module in found:  # the loop also visits the modules that it appends
         found += [each for each in module._modules.values() if each is not None]
     return found
 
@@ -449,7 +451,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 def stack_settings(stack: Stack) -> StackSettings:
     """Return the settings that all layers of a stack share."""
-    [first, *_] = stack
+    first = next(iter(stack))
     attention, network = _attention_of(first), first.feed_forward
     residual = first.after_feed_forward
     return StackSettings(
@@ -466,7 +468,7 @@ def stack_settings(stack: Stack) -> StackSettings:
 
 def _self_attention_of(stack: Stack) -> MultiHeadAttention | None:
     """Return the self-attention of the first layer; None for recurrent units."""
-    [first, *_] = stack
+    first = next(iter(stack))
     return None if isinstance(first, RecurrentDecoderLayer) else first.self_attention
 
 

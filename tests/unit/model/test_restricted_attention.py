@@ -116,10 +116,10 @@ def test_dropout_drops_weights_within_the_neighbourhood_at_its_rate():
     x = torch.randn(8, 400, D_MODEL)
     value = torch.ones(8, 2, 400, 5)
     query, key = ours.split(ours.project_query(x)), ours.keys_and_values(x)[0]
-    kept = ours.train().average(query, key, value, None)
+    kept = ours.train().weighted_sum(query, key, value, None)
     assert kept.std() > 0.1
     assert kept.mean().item() == pytest.approx(1, abs=0.01)
-    torch.testing.assert_close(ours.eval().average(query, key, value, None), value)
+    torch.testing.assert_close(ours.eval().weighted_sum(query, key, value, None), value)
 
 
 def test_a_position_depends_on_its_neighbourhood_only():
