@@ -162,7 +162,8 @@ Shape = tuple[int, ...]
 Parameters = Iterator[tuple[str, Shape]]
 
 PASSES = 3
-"""Products of an update for each forward one: itself and its factors' two gradients."""
+"""Matrix products of an update for each one of a forward pass: the product itself, and
+the gradients of its two factors."""
 MIN_BLOCK = 32
 """Fewest queries of a block of restricted attention: products of few rows are slow."""
 
@@ -178,7 +179,9 @@ class Band:
     block: int
     """Queries of a block."""
     before: int
+    """Keys of the window before the block."""
     after: int
+    """Keys of the window after the block."""
 
     @staticmethod
     def of(neighbourhood: int, *, is_causal: bool) -> "Band":
@@ -187,8 +190,8 @@ class Band:
         If `is_causal`, positions reach back only.
         """
         return Band(
-            # Blocks of r queries: smaller ones share fewer keys, larger ones have more
-            # masked scores.
+            # Blocks of r queries are a compromise: queries of smaller blocks share
+            # fewer keys, and larger blocks compute more scores that are masked.
             block=max(neighbourhood, MIN_BLOCK),
             before=neighbourhood,
             after=0 if is_causal else neighbourhood,
@@ -205,7 +208,7 @@ class Band:
         return self.before + self.block + self.after
 
     def covers(self, length: int) -> bool:
-        """Whether blocks save nothing, as one window is as long as the sequence."""
+        """Whether blocks save nothing, as the sequence is no longer than a window."""
         return length <= self.window
 
     def num_scores(self, lengths: Integer[np.ndarray, " pairs"]) -> int:
@@ -217,18 +220,19 @@ class Band:
 
 def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Return the names and shapes of the parameters of a `Transformer`."""
-    return dict(_all(config))
+    return dict(_parameters(config))
 
 
-def _all(config: ModelConfig) -> Parameters:
-    own = config.target_vocab_size
-    is_tied = config.tied_output
-    is_output = is_tied and own is None
+def _parameters(config: ModelConfig) -> Parameters:
+    target_size, is_tied = config.target_vocab_size, config.tied_output
+    is_output = is_tied and target_size is None
     yield from _embedding("embedding", config.vocab_size, config, is_output=is_output)
-    if own is not None:
-        yield from _embedding("target_embedding", own, config, is_output=is_tied)
+    if target_size is not None:
+        yield from _embedding(
+            "target_embedding", target_size, config, is_output=is_tied
+        )
     if not is_tied:
-        num_outputs = own or config.vocab_size
+        num_outputs = target_size or config.vocab_size
         yield from _embedding("output", num_outputs, config, is_output=True)
     if config.positions == "learned":
         yield "positions.weight", (config.max_positions, config.d_model)
@@ -293,8 +297,7 @@ class ParameterCounts:
     self_attention: int
     """Self-attention of encoder and decoder."""
     recurrence: int
-    """Recurrent units of the decoder, which models without self-attention there have.
-    """
+    """Recurrent units in place of the decoder's self-attention."""
     cross_attention: int
     feed_forward: int
     norms: int
@@ -359,28 +362,34 @@ def forward_flops(
     """
     num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
     encoder, decoder = config.num_layers, config.num_decoder_layers
-    attending = 0 if config.decoder_self_attention == "ssru" else decoder
-    num_scores = (
-        encoder * _own_scores(config, source_lengths, is_causal=False)
-        + attending * _own_scores(config, target_lengths, is_causal=True)
-        + decoder * _dot(target_lengths, source_lengths)
-    )
-    # Tokens times layers, and tokens times layers of self-attention.
-    tokens = encoder * num_source + decoder * num_target
-    own = encoder * num_source + attending * num_target
-    d_model = config.d_model
-    recurrent = (decoder - attending) * num_target
+    is_recurrent = config.decoder_self_attention == "ssru"
+    d_model, heads_width = config.d_model, config.num_heads * (config.d_k + config.d_v)
     num_outputs = config.target_vocab_size or config.vocab_size
-    heads_width = config.num_heads * (config.d_k + config.d_v)
+    num_scores = encoder * _self_attention_scores(
+        config, source_lengths, is_causal=False
+    ) + decoder * _num_scores(target_lengths, source_lengths)
+    # Tokens that a self-attention projects, counted once for each layer.
+    self_attended = encoder * num_source
+    recurrences = 0
+    if is_recurrent:
+        # Two square matrices, of two FLOPs an element.
+        recurrences = 4 * decoder * num_target * d_model**2
+    else:
+        num_scores += decoder * _self_attention_scores(
+            config, target_lengths, is_causal=True
+        )
+        self_attended += decoder * num_target
+    # The four projections have 2 * d_model * heads_width elements, of two FLOPs a token
+    # each. In cross-attention half of them are for source tokens (keys and values), and
+    # half for target tokens (queries and outputs).
+    self_projections = 4 * self_attended * d_model * heads_width
+    cross_projections = 2 * decoder * (num_source + num_target) * d_model * heads_width
     return ForwardFlops(
-        # Two FLOPs a token for each element of the four projection matrices. In
-        # cross-attention, queries and outputs are of target tokens, keys and values of
-        # source tokens.
-        projections=(4 * own + 2 * decoder * (num_source + num_target))
-        * (d_model * heads_width)
-        + 4 * recurrent * d_model**2,
+        projections=self_projections + cross_projections + recurrences,
         attention=2 * num_scores * heads_width,
-        feed_forward=4 * tokens * d_model * config.d_ff,
+        feed_forward=4
+        * (encoder * num_source + decoder * num_target)
+        * (d_model * config.d_ff),
         output=2 * num_target * d_model * num_outputs,
     )
 
@@ -398,19 +407,19 @@ def update_flops(
     return PASSES * forward_flops(config, source_lengths, target_lengths).total
 
 
-def _own_scores(
+def _self_attention_scores(
     config: ModelConfig, lengths: Integer[np.ndarray, " pairs"], *, is_causal: bool
 ) -> int:
     """Return the number of scores of self-attention in one layer and head."""
     if config.neighbourhood is None:
-        return _dot(lengths, lengths)
+        return _num_scores(lengths, lengths)
     return Band.of(config.neighbourhood, is_causal=is_causal).num_scores(lengths)
 
 
-def _dot(
+def _num_scores(
     queries: Integer[np.ndarray, " pairs"], keys: Integer[np.ndarray, " pairs"]
 ) -> int:
-    """Return the number of scores of all pairs."""
+    """Return the number of scores of all queries for all keys of their pair."""
     return int((queries.astype(np.int64) * keys).sum())
 
 

@@ -39,8 +39,8 @@ class Memory:
 class Transformer(nn.Module):
     """Encoder and decoder with one shared embedding.
 
-    A config with `target_vocab_size` has a second embedding, of target and output, and
-    one without `tied_output` a matrix of the output alone.
+    With `config.target_vocab_size`, target and output share an embedding of their own.
+    Without `config.tied_output`, the output has a matrix of its own.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -74,9 +74,9 @@ class Transformer(nn.Module):
             with torch.no_grad():
                 self.output_embedding.weight[BOS] = 0
             self._start_hook: RemovableHandle | None = None
-            _keep_start(self)
+            _freeze_start_embedding(self)
             # Loading may replace the parameter.
-            self.register_load_state_dict_post_hook(_keep_start)  # type: ignore[no-untyped-call]
+            self.register_load_state_dict_post_hook(_freeze_start_embedding)  # type: ignore[no-untyped-call]
         self.positions = (
             # Unlike the paper: wavelengths can have another base, as those of Marian's
             # models. Off by default: `model.position_base`.
@@ -118,7 +118,7 @@ class Transformer(nn.Module):
         length = target_in.size(1)
         mask = None
         config = self.config
-        # Restricted attention and recurrences are themselves causal.
+        # Restricted attention and recurrences are causal without a mask.
         if config.neighbourhood is None and config.decoder_self_attention != "ssru":
             mask = causal_mask(length, length, target_in.device)
         x = self.embed(target_in, self.output_embedding)
@@ -219,12 +219,13 @@ class Prefixes:
     """Tokens that a decoder has read of each hypothesis, and the memory.
 
     Each sentence has a group of hypotheses; all groups are equally large. Sentences
-    that join later have read fewer tokens; padding follows these.
+    that join later have read fewer tokens, which padding follows.
     """
 
     memory: Memory
     ids: Int[Tensor, "sentences group longest"]
     lengths: Int[Tensor, " sentences"]
+    """Number of tokens that the hypotheses of each sentence have read."""
 
     @property
     def memory_mask(self) -> Bool[Tensor, "sentences 1 1 source"]:
@@ -269,15 +270,17 @@ def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
-def _keep_start(model: Transformer, _: object = None) -> None:
-    """Let the embedding of a target's start token have no gradient."""
+def _freeze_start_embedding(model: Transformer, _: object = None) -> None:
+    """Set the gradient of the start token's embedding to zero from now on."""
     if model._start_hook is not None:
         model._start_hook.remove()
-    hook = model.output_embedding.weight.register_hook(_without_start)
+    hook = model.output_embedding.weight.register_hook(_without_start_gradient)
     model._start_hook = hook
 
 
-def _without_start(gradient: Tensor) -> Tensor:
+def _without_start_gradient(
+    gradient: Float[Tensor, "vocab d_model"],
+) -> Float[Tensor, "vocab d_model"]:
     gradient = gradient.clone()
     gradient[BOS] = 0
     return gradient
