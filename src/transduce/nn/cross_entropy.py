@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -62,10 +63,11 @@ def smoothed_cross_entropy(
     The true token has probability 1 - epsilon, and epsilon is spread evenly over all
     tokens. Matrices are multiplied in `dtype`; sums have the precision of the weight.
 
-    With `consistency` alpha, where gradients are computed, the two halves of the rows
-    are two passes over the same tokens (R-Drop; Liang et al., 2021). Both losses are
-    means of the passes, and the smoothed one includes alpha/4 times D(p, q) + D(q, p),
-    the divergences between the two distributions p and q of each token.
+    `consistency` is the weight alpha of R-Drop (Liang et al., 2021). If it is above 0
+    and gradients are computed, the two halves of the rows are two passes over the same
+    tokens. Both losses are then means of the passes, and the smoothed one includes
+    alpha/4 times D(p, q) + D(q, p), the divergences between the two distributions p and
+    q of each token.
     """
     if torch.is_grad_enabled():
         smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
@@ -151,8 +153,9 @@ def loss_in_chunks(
         )
         sums += losses
         gradient = _as_factor(gradient, matrix)
-        of_chunk = (gradient @ matrix)[: len(chunk)]
-        for grads, grad in zip(grad_states, of_chunk.chunk(num_passes), strict=True):
+        grad_chunk = (gradient @ matrix)[: len(chunk)]
+        # A chunk has rows of each pass; the states have one pass after the other.
+        for grads, grad in zip(grad_states, grad_chunk.chunk(num_passes), strict=True):
             grads.append(grad)
         product = gradient.T @ rows
         # The sums are as large as the matrix, so starting from zeros would cost time.
@@ -163,7 +166,7 @@ def loss_in_chunks(
     assert grad_weight is not None
     return LossGradients(
         sums=sums,
-        grad_states=torch.cat([grad for grads in grad_states for grad in grads]),
+        grad_states=torch.cat(list(chain.from_iterable(grad_states))),
         grad_weight=grad_weight,
     )
 
@@ -181,8 +184,8 @@ def _in_chunks(
     vocab_size: int,
     num_passes: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield parts of the rows, with as many rows of each pass over the tokens."""
-    # Whole multiples, as products in bf16 come in blocks.
+    """Yield parts of states and targets, with as many rows of each pass."""
+    # A multiple of the smallest number, as bf16 products pad rows to whole blocks.
     multiple = max(MAX_LOGITS // vocab_size // MIN_LOGIT_ROWS, 1)
     rows = GPU_LOGIT_ROWS if states.is_cuda else MIN_LOGIT_ROWS * multiple
     if num_passes == 1:
@@ -212,8 +215,8 @@ def _differentiate(
 ) -> tuple[Float[Tensor, "2"], Float[Tensor, "_ vocab"]]:
     """Return the sums of both losses and the gradient of the smoothed one.
 
-    The gradient may overwrite the logits. Logits beyond the last target are zeros, and
-    are either kept or dropped.
+    The gradient may overwrite the logits. Rows of logits beyond the last target are
+    zeros; their gradient is zero, or left out.
     """
     if (
         is_native(logits)
@@ -241,8 +244,12 @@ def _differentiate_passes(
     label_smoothing: float,
     consistency: float,
 ) -> tuple[Float[Tensor, "2"], Float[Tensor, "chunk vocab"]]:
-    """Return the sums and the gradient for two passes, half of the rows each."""
-    log_q = log_p.roll(len(log_p) // 2, dims=0)
+    """Return the sums and the gradient for two passes, half of the rows each.
+
+    With p a token's distribution in one pass and q that in the other, the gradient of
+    D(p, q) + D(q, p) by the logits of p is p (log(p/q) - D(p, q)) + p - q.
+    """
+    log_q = log_p.roll(len(log_p) // 2, dims=0)  # of the same tokens
     p, ratio = log_p.exp(), log_p - log_q
     divergence = (p * ratio).sum(dim=-1, keepdim=True)
     weight = consistency / 4
@@ -292,8 +299,8 @@ def _softmax(
 ) -> tuple[Float[Tensor, "chunk vocab"], Float[Tensor, "chunk 1"]]:
     """Return the probabilities, and the logarithm of the sum of exponentials.
 
-    The logarithm follows from the likeliest token, whose probability is never small, so
-    that each logit needs only one exponential.
+    The logarithm is the largest logit minus the logarithm of its probability, which is
+    never small. So each logit needs only one exponential.
     """
     probabilities = logits.softmax(dim=-1, dtype=dtype)
     largest = logits.amax(dim=-1, keepdim=True).to(dtype)

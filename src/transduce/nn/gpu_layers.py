@@ -56,9 +56,8 @@ def packed_stack(
 ) -> Float[Tensor, "queries d_model"]:
     """Return the output of the last layer for the input x.
 
-    With a memory, the layers are those of a decoder: self-attention is causal, and the
-    rows of the memory are those of `sources`. `weights` has the weights of each layer
-    in the order of `layer_stack`.
+    With a memory, whose rows `sources` describes, the layers are a decoder's, and
+    self-attention is causal. `weights` has the order of `layer_stack`.
     """
     y: Tensor = _PackedStack.apply(  # type: ignore[no-untyped-call] # torch's own
         x, memory, (sentences, sources), layers, torch.is_grad_enabled(), *weights
@@ -138,7 +137,7 @@ class _PackedStack(torch.autograd.Function):
 class _Weights:
     """Weights of a sub-layer, as factors and addends of products.
 
-    The input map of attention is that of queries, and then that of keys and values.
+    The input map of attention joins the map of queries and that of keys and values.
     """
 
     inner: Float[Tensor, "inner d_model"]

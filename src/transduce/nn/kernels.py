@@ -125,6 +125,7 @@ def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
 def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Cut a flat tensor into views with the shapes of others."""
     pieces = flat.split([each.numel() for each in like])
+    # Pieces have one axis already; a view of each bias would take time.
     return [
         piece if each.dim() == 1 else piece.view_as(each)
         for piece, each in zip(pieces, like, strict=True)

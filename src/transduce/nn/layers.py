@@ -202,7 +202,7 @@ def _has_attention(x: Tensor, attended: Tensor, settings: StackSettings) -> bool
 
 
 def _is_autocast() -> bool:
-    """Whether matrices are to be multiplied in another precision."""
+    """Whether autocast sets the precision of matrix products."""
     return torch.is_autocast_enabled("cpu")
 
 
@@ -225,11 +225,15 @@ def layer_stack(
 ) -> Float[Tensor, "batch queries d_model"]:
     """Return the output of the last layer for the input x.
 
-    `weights` has those of each layer, sub-layer by sub-layer: for attention the maps of
-    queries, of keys and values, and of outputs; for a recurrent unit the forget gate
-    and the candidate; for the feed-forward network its inner and outer map; and then
-    the norm. Each weight is followed by its bias, which the candidate lacks. Recurrent
-    units have no mask.
+    `weights` lists the weights layer by layer, and within a layer by sub-layers, each
+    of which ends with its norm:
+
+    - attention: the maps of queries, of keys and values, and of outputs;
+    - a recurrent unit: the forget gate and the candidate;
+    - the feed-forward network: the inner and the outer map.
+
+    Each weight is followed by its bias, which only the candidate lacks. Recurrent units
+    have no mask.
     """
     states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
     has_backward = torch.is_grad_enabled()  # within the function it never is
@@ -351,19 +355,20 @@ def _shapes_of(stack: Any) -> list[tuple[int, ...]]:
 
 
 def _draw_seeds(stack: Any) -> Any:
-    """Draw each sub-layer's seeds: two for dropout within it, two for its output's.
+    """Draw the seeds of each sub-layer: two for dropout within it, two for its output.
 
-    They are drawn in the order of separate layers; a rate of 0 draws none.
+    The order is that in which separate layers draw. A rate of 0 draws no seeds, which
+    are then zeros.
     """
-    of_output = stack.dropout.num_dropped
-    attention = [stack.attention_dropout.num_dropped, of_output]
-    feed_forward = [stack.relu_dropout.num_dropped, of_output]
-    first = [0, of_output] if stack.is_recurrent else attention
+    output = stack.dropout.num_dropped
+    attention = [stack.attention_dropout.num_dropped, output]
+    feed_forward = [stack.relu_dropout.num_dropped, output]
+    first = [0, output] if stack.is_recurrent else attention
     cross = attention if stack.memory_length > 0 else []
-    layer = first + cross + feed_forward
-    is_drawn = [dropped > 0 for dropped in layer * stack.layers for _ in range(2)]
-    drawn = iter(draw_seeds(sum(is_drawn)))
-    return ffi.new("uint32_t[]", [next(drawn) if each else 0 for each in is_drawn])
+    rates = (first + cross + feed_forward) * stack.layers
+    drawn = iter(draw_seeds(2 * sum(rate > 0 for rate in rates)))
+    seeds = [next(drawn) if rate > 0 else 0 for rate in rates for _ in range(2)]
+    return ffi.new("uint32_t[]", seeds)
 
 
 def _native_mask(mask: Tensor | None, x: Tensor) -> dict[str, Any]:

@@ -26,10 +26,11 @@ POLYNOMIALS = (
     (3.5875, -2.5845, 0.4893),
     (2.6604, -1.9134, 0.4194),
 )
-"""Coefficients of x, x^3 and x^5 in each step.
+"""Coefficients of x, x^3 and x^5 in each step (Amsel et al., 2025).
 
-Each is the odd polynomial nearest to one on the range to which the previous step maps
-0.01 to 1, widened by a fiftieth because products are rounded (Amsel et al., 2025).
+The steps move singular values from 0.01 to 1 towards one. The polynomial of a step is
+the odd one nearest to one on the values that the previous step gives. Their range is
+widened by a fiftieth, because products are rounded.
 """
 
 
@@ -105,9 +106,9 @@ def native_muon(
 ) -> None:
     """Update weights of one shape, of `count` matrices each, by Muon.
 
-    `momenta` are moving averages of the gradients, in which the newest gradient has the
-    weight `share`, one less the momentum; they are updated too. `rate` times the
-    orthogonal matrices is subtracted. Products are in `dtype`.
+    `momenta` are moving averages of the gradients and are updated too: a new gradient
+    has the weight `share` in them, which is 1 minus the momentum. The orthogonal matrices
+    are multiplied by `rate` and subtracted. Products are in `dtype`.
     """
     api, threads = loaded_nn_api(), torch.get_num_threads()
     rows, columns = matrix_size(weights[0], count)

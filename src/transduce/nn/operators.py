@@ -117,14 +117,18 @@ class _LinearInBlocks(torch.autograd.Function):
         x_dtype, weight_dtype = ctx.dtypes
         rows = gradient.flatten(0, -2)
         grad_y = in_blocks(rows)
-        x = (grad_y @ matrix)[: len(rows)].view(*gradient.shape[:-1], matrix.size(1))
-        weight = grad_y.t() @ blocks
-        bias = rows.sum(dim=0).to(weight_dtype) if ctx.needs_input_grad[2] else None
-        return x.to(x_dtype), weight.to(weight_dtype), bias
+        grad_x = (grad_y @ matrix)[: len(rows)]
+        grad_x = grad_x.view(*gradient.shape[:-1], matrix.size(1)).to(x_dtype)
+        grad_weight = (grad_y.t() @ blocks).to(weight_dtype)
+        grad_bias = None
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows.sum(dim=0).to(weight_dtype)
+        return grad_x, grad_weight, grad_bias
 
 
 RANDOM_VALUES = 2**16
-"""A CPU rounds rates to a multiple of 1 / RANDOM_VALUES, and scales by these."""
+"""Number of values of a random number that decides whether an element is dropped. On a
+CPU, rates are therefore rounded to multiples of 1 / RANDOM_VALUES."""
 MASK_MULTIPLE = 32
 """The native library rounds up the number of masks of a row to a multiple of this."""
 BLOCK_MASKS = 1024
@@ -200,8 +204,8 @@ class _NativeDropout(torch.autograd.Function):
         # A copy, as two threads may go backward at once.
         masking = ffi.new("td_masking *", ctx.masking[0])
         masking.kept = tensor_pointer(kept, torch.uint8)
-        x = _apply_masks(loaded_nn_api().dropout_backward, gradients[0], masking)
-        return x, None, None
+        backward = loaded_nn_api().dropout_backward
+        return _apply_masks(backward, gradients[0], masking), None, None
 
 
 def new_masking(
@@ -235,8 +239,9 @@ _generator: ContextVar[torch.Generator | None] = ContextVar("_generator", defaul
 def own_generator(seed: int) -> Iterator[None]:
     """Draw dropout masks on a CPU from a generator that no other thread uses.
 
-    They are those that PyTorch's generator would draw after `manual_seed(seed)`. Other
-    random numbers, such as those of dropout within PyTorch's layers, are not.
+    The masks equal those that PyTorch's generator gives after `manual_seed(seed)`. All
+    other random numbers, such as those of dropout within PyTorch's layers, still come
+    from PyTorch's generator.
     """
     token = _generator.set(torch.Generator().manual_seed(seed))
     try:
@@ -282,7 +287,7 @@ class _CpuDropout(torch.autograd.Function):
         random = draws.view(torch.int16)[: x.numel()].view(x.shape)
         scale = dropout_scale(dropped)
         kept = random >= dropped - RANDOM_VALUES // 2
-        # As numbers: a product with a mask of bools would convert it each time.
+        # Kept as numbers: a product with a mask of bools would convert it each time.
         ctx.kept, ctx.scale = kept.to(x.dtype), scale
         return (x * ctx.kept).mul_(scale)
 
@@ -426,16 +431,18 @@ def _run_scan(
 ) -> Float[Tensor, "batch length d_model"]:
     """Return the cells of all positions, without gradients.
 
-    After each step the sum of a position covers twice as many positions up to it.
+    The parallel prefix scan of Hillis and Steele (1986) takes log2(length) steps. After
+    each step, `cell` covers the last `reach` positions up to its own, and `forget` is
+    the product of their forget gates.
     """
-    factor, total, reach = forget, addend, 1
+    cell, reach = addend, 1
     while reach < addend.size(1):
-        # Padding before the first position has the sum 0, so its factor has no effect.
-        earlier = functional.pad(total[:, :-reach], (0, 0, reach, 0))
-        total = total + factor * earlier
-        factor = factor * functional.pad(factor[:, :-reach], (0, 0, reach, 0))
+        # Zeros stand before the first position, where the cell is 0, too.
+        earlier = functional.pad(cell[:, :-reach], (0, 0, reach, 0))
+        cell = cell + forget * earlier
+        forget = forget * functional.pad(forget[:, :-reach], (0, 0, reach, 0))
         reach *= 2
-    return total
+    return cell
 
 
 class FusedSSRU(SSRU):
