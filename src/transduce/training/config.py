@@ -174,14 +174,14 @@ class TrainingConfig:
         for name, largest in MAX_OF_POSITIVE.items():
             value = getattr(self, name)
             bound = f"above 0, and at most {largest:,}"
-            _require(name, value, bound, is_so=0 < value <= largest)
+            _require(name, value, bound, is_met=0 < value <= largest)
         for name, largest in MAX_OF_OPTIONAL.items():
             value = getattr(self, name)
             bound = f"above 0, and at most {largest:,}, or none"
-            is_so = value is None or 0 < value <= largest
-            _require(name, value, bound, is_so=is_so)
+            is_met = value is None or 0 < value <= largest
+            _require(name, value, bound, is_met=is_met)
         factor = self.decay_factor
-        _require("decay_factor", factor, "above 0 and below 1", is_so=0 < factor < 1)
+        _require("decay_factor", factor, "above 0 and below 1", is_met=0 < factor < 1)
         require_between("training.reward_samples", self.reward_samples, 2, MAX_SAMPLES)
         require_between(
             "training.likelihood_weight", self.likelihood_weight, 0, MAX_WEIGHT
@@ -189,10 +189,10 @@ class TrainingConfig:
         require_between("training.weight_decay", self.weight_decay, 0, MAX_DECAY)
         require_between("training.consistency", self.consistency, 0, MAX_WEIGHT)
         share = self.cooldown_share
-        _require("cooldown_share", share, "from 0 to 1", is_so=0 <= share <= 1)
-        _require("seed", self.seed, "from 0 to 2^63 - 1", is_so=0 <= self.seed < 2**63)
+        _require("cooldown_share", share, "from 0 to 1", is_met=0 <= share <= 1)
+        _require("seed", self.seed, "from 0 to 2^63 - 1", is_met=0 <= self.seed < 2**63)
 
 
-def _require(name: str, value: object, bound: str, *, is_so: bool) -> None:
-    if not is_so:
+def _require(name: str, value: object, bound: str, *, is_met: bool) -> None:
+    if not is_met:
         raise ConfigError(f"`training.{name}` must be {bound}, but is {shown(value)}.")

@@ -59,11 +59,11 @@ class Processes:
                 distributed.all_reduce(values)
         return values
 
-    def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
-        """Return whether `is_so` is true in any process."""
+    def all_reduce_any(self, is_true: bool, device: torch.device) -> bool:
+        """Return whether `is_true` holds in any process."""
         if self.count == 1:
-            return is_so  # without waiting for the device
-        values = torch.tensor(float(is_so), device=device)
+            return is_true  # without waiting for the device
+        values = torch.tensor(float(is_true), device=device)
         return self.all_reduce_sum(values).item() > 0
 
     def all_reduce_min(self, value: float, device: torch.device) -> float:

@@ -3,14 +3,14 @@
 The settings determine the pairs of an update. It is split into micro-batches that fit
 in memory, and each process computes some of them.
 
-The native library computes a batch on all cores, but PyTorch and Python need one for a
-while between its calls. In training a small model that is a third of an update's time,
-so two batches are computed at once, each on one core.
+The native library computes a batch on all cores. Between its calls, PyTorch and Python
+use only one core, for a third of an update's time if the model is small. So two batches
+are computed at once, each on one core.
 
-A GPU starts every operator from the CPU, and most operators read and write more than
-they compute. Triton's kernels compute several at once, and a CUDA graph starts those of
-an update together. Where they do not exist, PyTorch's compiler fuses the small
-operators of a layer.
+On a GPU, the CPU starts every operator, and most operators read and write more than
+they compute. Triton's kernels compute several operators at once, and a CUDA graph
+starts all kernels of an update together. Where they do not exist, PyTorch's compiler
+fuses the small operators of a layer.
 """
 
 import math
@@ -136,7 +136,7 @@ def own_micro_batches(
         MicroBatch(number=number, indices=indices, is_counted=True)
         for number, indices in enumerate(parts)
     ]
-    # All processes take part in every all-reduce, also one without pairs.
+    # A process without pairs also takes part in every all-reduce.
     idle = replace(every[0], is_counted=False)
     return every[processes.rank :: processes.count] or [idle]
 
@@ -348,8 +348,8 @@ class GradientAccumulator:
         """Add the gradient of a micro-batch; return its sums as `accumulate` does."""
         # Each micro-batch has its own dropout masks, whichever process computes it.
         seed = self._dropout_seed(step, loaded)
-        # PyTorch's generator is that of all threads: another run may draw from it, or
-        # draw its first weights, which a seed set here would change.
+        # All threads share PyTorch's generator. A seed set here would change the
+        # numbers that another run in this process draws, such as its first weights.
         is_own = draws_from_context(self._batch_loss, self._hardware)
         if not is_own:
             self._hardware.seed(seed)
@@ -393,15 +393,15 @@ class GradientAccumulator:
         self, step: int, loaded: LoadedMicroBatch
     ) -> tuple[Float[Tensor, "3"], list[Tensor | None]]:
         """Return the sums of a micro-batch and its gradients, in any thread."""
-        own = own_generator(self._dropout_seed(step, loaded))
-        with self._hardware.autocast(), own:
+        seed = self._dropout_seed(step, loaded)
+        with self._hardware.autocast(), own_generator(seed):
             objective, losses = self._objective(loaded)
         # Backward operators keep the precision of the forward pass.
         with torch.autocast("cpu", enabled=False):
-            found: tuple[Tensor | None, ...] = torch.autograd.grad(
+            gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                 objective, self._weights, allow_unused=True
             )
-        return losses, _own_tensors(found)
+        return losses, _separate_tensors(gradients)
 
     def _objective(
         self, loaded: LoadedMicroBatch
@@ -426,22 +426,21 @@ class GradientAccumulator:
         return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0])
 
 
-def _own_tensors(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+def _separate_tensors(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Copy gradients that are not contiguous or share memory with another one.
 
-    PyTorch's fused optimizers read gradients as if contiguous, and sums in place need
-    tensors of their own.
+    PyTorch's fused optimizers read gradients as if they were contiguous, and a sum in
+    place must not change another gradient.
     """
-    own: list[Tensor | None] = []
+    separate: list[Tensor | None] = []
     addresses: set[int] = set()
     for gradient in gradients:
-        kept = gradient
-        if kept is not None:
-            if not kept.is_contiguous() or kept.data_ptr() in addresses:
-                kept = kept.clone(memory_format=torch.contiguous_format)
-            addresses.add(kept.data_ptr())
-        own.append(kept)
-    return own
+        if gradient is not None:
+            if not gradient.is_contiguous() or gradient.data_ptr() in addresses:
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+            addresses.add(gradient.data_ptr())
+        separate.append(gradient)
+    return separate
 
 
 MEMORY_FACTOR = 2.5

@@ -180,28 +180,29 @@ class BatchLoss(nn.Module):
         loss = self._cross_entropy(batch)
         auxiliary = self._auxiliary(batch)
         train_mixtures(self.model, False)
-        of_samples = self._weighted_likelihood(samples.batch, samples.advantages)
-        likelihood = self._likelihood_weight * loss.smoothed
+        expected = self._weighted_likelihood(samples.batch, samples.advantages)
         return RewardLoss(
             smoothed=(loss.smoothed + auxiliary).detach(),
             negative_log_likelihood=loss.negative_log_likelihood,
-            objective=likelihood + auxiliary - of_samples,
+            objective=self._likelihood_weight * loss.smoothed + auxiliary - expected,
         )
 
     def _weighted_likelihood(
         self, batch: Batch, weights: Float[Tensor, " batch"]
     ) -> Float[Tensor, ""]:
-        """Return the sum of the log-likelihoods of targets, each with its weight.
+        """Return the sum of the log-likelihoods of targets, each times its weight.
 
-        The logits of a part of the rows are in memory at a time: the backward pass
-        computes them again.
+        With the advantages of samples as weights, its gradient estimates that of the
+        expected reward. Only the logits of some rows are in memory at a time, so the
+        backward pass computes them again.
         """
         states, is_token = self._states(batch)
         rows = max(SAMPLE_LOGITS // len(self.model.output_weight), 1)
         targets = batch.target_out[is_token]
         token_weights = weights[:, None].expand_as(is_token)[is_token]
         sums = [
-            # It draws nothing; PyTorch would set the generator of all threads again.
+            # No random number is drawn here. With `preserve_rng_state`, PyTorch would
+            # still set back the generator, which other threads use, too.
             checkpoint(
                 self._likelihood, *part, use_reentrant=False, preserve_rng_state=False
             )
@@ -253,7 +254,10 @@ class GuidedAttention:
         source: Int[Tensor, "batch source"],
         target_in: Int[Tensor, "batch target"],
     ) -> Bool[Tensor, "batch target source"]:
-        """Mask the tokens of the next word, or the end token after the last one."""
+        """Return a mask that is True at the tokens of the next word of the source.
+
+        After the last word it is True at the end token.
+        """
         words = self.begins_word[source].cumsum(1) - 1
         taken = self.takes_word[target_in].cumsum(1)
         is_next = words[:, None, :] == taken[:, :, None]
@@ -335,7 +339,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
-    """How targets are sampled and rewarded."""
+    """How updates by reward sample targets and reward them (Wu et al., 2016)."""
 
     sampler: Sampler
     reward: Reward

@@ -142,10 +142,12 @@ def _find_micro_batch(
     seconds, waiting_share = trial
     peak_bytes = _peak_bytes(hardware.device)
     _free(batch_loss, hardware)
-    # Where the system does not say, free memory is infinite, too.
-    kept = proc_bytes("self/status", "VmRSS") or peak_bytes
     if hardware.device.type == "cuda":
-        kept = torch.cuda.memory_allocated(hardware.device)
+        remaining = torch.cuda.memory_allocated(hardware.device)
+    else:
+        # A system without /proc does not tell free memory either, which then counts as
+        # infinite: the growth is not used.
+        remaining = proc_bytes("self/status", "VmRSS") or peak_bytes
     max_positions = batcher.dataset.num_positions(indices)
     return MicroBatchSize(
         max_positions=max_positions,
@@ -153,7 +155,7 @@ def _find_micro_batch(
         seconds=seconds * (1 - waiting_share) / max_positions,
         waiting_share=waiting_share,
         peak_bytes=peak_bytes,
-        growth_bytes=peak_bytes - kept,
+        growth_bytes=peak_bytes - remaining,
     )
 
 
@@ -206,7 +208,7 @@ def _estimate(
     shows how many bytes a position takes. A system whose memory runs out kills the
     process, so no trial has more than a fourth of the pairs, or two.
     """
-    # From now on gradients, and all that is allocated once, are in memory.
+    # After this call gradients, and everything allocated only once, are in memory.
     _time_gradient(batch_loss, batcher, longest[:1], hardware)
     gc.collect()
     return_freed_memory()
@@ -223,7 +225,7 @@ def _estimate(
         last_peak, last_positions = peak, positions
         _time_gradient(batch_loss, batcher, longest[:count], hardware)
         peak, positions = peak_memory(hardware.device), positions_of(count)
-        # In the first trial, what any batch takes counts for its positions, too.
+        # In the first trial, memory that any batch takes counts for its positions, too.
         bytes_each = max((peak - last_peak) / (positions - last_positions), 1)
         fitting_positions = positions + max(bound - peak, 0) / bytes_each
         counts = range(1, len(longest) + 1)

@@ -182,7 +182,7 @@ class WeightOptimizer:
         self._optimizers = self._first_optimizers(dtype, processes)
         # Unlike the paper: plain SGD can follow Adam, as in Wu et al. (2016). Off by
         # default: `training.sgd_from_step`.
-        self._last = SGD(self._weights.values(), lr=0.0, fused=True)
+        self._sgd = SGD(self._weights.values(), lr=0.0, fused=True)
         self._num_steps = 0
 
     def _first_optimizers(
@@ -235,7 +235,7 @@ class WeightOptimizer:
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
-        self._last.zero_grad()  # it has all weights
+        self._sgd.zero_grad()  # it has all weights
 
     def clip(self, max_norm: float) -> Float[Tensor, ""]:
         """Scale the gradients down to a norm of all of them; return the norm before."""
@@ -257,7 +257,7 @@ class WeightOptimizer:
         optimizers: list[torch.optim.Optimizer] = self._optimizers
         if uses_sgd(self._num_steps, self._config):
             self._forget_moments()
-            optimizers = [self._last]
+            optimizers = [self._sgd]
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -276,7 +276,8 @@ class WeightOptimizer:
     ) -> None:
         """Continue from the result of `state`, after `step` updates of the run.
 
-        `earlier` updates of another run contributed to the moments, too.
+        `earlier` is the number of updates of the run before, whose optimizer this run
+        continues.
         """
         self._forget_moments()
         self._num_steps = step
@@ -368,27 +369,31 @@ def require_moments(
 ) -> None:
     """Raise `CheckpointError` if tensors are not a model's moments after an update.
 
-    It is a `VersionError` if Muon and Adam have changed places for a weight.
+    It is a `VersionError` if another version trained a weight by Adam in place of Muon,
+    or by Muon in place of Adam.
     """
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     moments = moments_of(model, config, step)
+
+    def is_saved(moment: str, name: str, weight: Tensor) -> bool:
+        saved = tensors.get(f"{moment}.{name}")
+        return saved is not None and saved.shape == weight.shape
+
     for name, weight in model.named_parameters():
-        for moment in moments[name]:
-            if shapes.get(f"{moment}.{name}") != weight.shape:
-                others = {*MUON_MOMENTS, *ADAM_MOMENTS} - {*moments[name]}
-                found = [o for o in others if shapes.get(f"{o}.{name}") == weight.shape]
-                if config.optimizer == "muon" and found:
-                    raise VersionError(
-                        f"The training state must hold `{moment}.{name}`, but holds "
-                        f"`{min(found)}.{name}`; it was saved by another version of "
-                        "transduce: resume with that version, or start another run "
-                        "from the model."
-                    )
-                raise CheckpointError(
-                    f"The training state must hold `{moment}.{name}` of the model's "
-                    "shape, but does not; it is damaged, or of another model or "
-                    "optimizer."
-                )
+        missing = [m for m in moments[name] if not is_saved(m, name, weight)]
+        if not missing:
+            continue
+        others = {*MUON_MOMENTS, *ADAM_MOMENTS} - {*moments[name]}
+        found = sorted(each for each in others if is_saved(each, name, weight))
+        if config.optimizer == "muon" and found:
+            raise VersionError(
+                f"The training state must hold `{missing[0]}.{name}`, but holds "
+                f"`{found[0]}.{name}`; it was saved by another version of transduce: "
+                "resume with that version, or start another run from the model."
+            )
+        raise CheckpointError(
+            f"The training state must hold `{missing[0]}.{name}` of the model's shape, "
+            "but does not; it is damaged, or of another model or optimizer."
+        )
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:

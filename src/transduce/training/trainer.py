@@ -57,8 +57,8 @@ RECENT = 0.02
 DIVERGENCE = 1.0
 """Rise of the recent loss above its minimum that ends training, in nats a token."""
 REWARD_SHARE = 0.5
-"""Share of the safe memory for a micro-batch with its samples, whose memory a trial
-predicts less exactly than that of a batch."""
+"""Share of the safe memory for a micro-batch with its samples. It is small because no
+trial measures the memory of samples."""
 MAX_REWARD_BATCHES = 2
 """Largest micro-batch of an update by reward, as a multiple of a full batch with all
 its samples. It is above 1 because samples can be longer than references."""
@@ -72,8 +72,8 @@ class StepReport:
     epoch: int
     loss: float
     """Smoothed cross-entropy, plus the losses of guided attention and of consistency if
-    there are any, in nats a target token. It is that of the references also in updates
-    by reward."""
+    there are any, in nats a target token. Updates by reward report the loss of the
+    references, too."""
     perplexity: float
     """Perplexity of the update's target tokens, with dropout if there is any."""
     learning_rate: float
@@ -173,16 +173,17 @@ class Trainer:
         compile_error = None
         if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
             compile_error = self.compile_layers()
-        moments = self._optimizer.missing_moments()  # which an update needs as well
-        sharing = self._processes.count_here
+        # Moments take memory in training, so they must during the trial.
+        moments = self._optimizer.missing_moments()
+        num_processes = self._processes.count_here
         found = find_micro_batch(
             self._batch_loss,
             self._batcher.longest_possible(),
             self._hardware,
-            sharing,
+            num_processes,
             self.gradients.graphs,
         )
-        free_bytes = self._hardware.free_bytes(sharing)
+        free_bytes = self._hardware.free_bytes(num_processes)
         del moments
         num_fitting = SAFE_SHARE * free_bytes / max(found.growth_bytes, 1)
         bounds = [found.max_positions] if found.was_cut else []
@@ -194,8 +195,8 @@ class Trainer:
         if limits.max_positions is not None:
             found = replace(found, max_positions=limits.max_positions, was_cut=True)
         if self._config.reward != "none":
-            fitting = self._positions_by_reward(found, num_fitting, reward_positions)
-            limits = replace(limits, reward_positions=self._smallest(fitting))
+            bound = self._positions_by_reward(found, num_fitting, reward_positions)
+            limits = replace(limits, reward_positions=self._smallest(bound))
         self._reader.limits = limits
         return replace(
             found,
@@ -204,9 +205,9 @@ class Trainer:
         )
 
     def _smallest(self, max_positions: int | None) -> int | None:
-        """Return the smallest bound of all processes; None is no bound.
+        """Return the smallest bound of all processes, where None means no bound.
 
-        All must split updates alike, or two would process the same pair.
+        If processes split updates differently, two could compute the same pair.
         """
         bound = math.inf if max_positions is None else float(max_positions)
         bound = self._processes.all_reduce_min(bound, self._hardware.device)
@@ -217,23 +218,25 @@ class Trainer:
     ) -> int:
         """Return how many positions to compute at a time in an update by reward.
 
-        They include those of the samples. `num_fitting` is the number of batches of
-        `found` that fit in the safe memory. The number of an `earlier` start is kept if
-        it fits; a new one takes at most `REWARD_SHARE` of that memory.
+        The positions of samples count, too. `num_fitting` is the number of batches of
+        `found` that fit in the safe memory. The number of an `earlier` start of the run
+        is kept if it fits; a new one takes at most `REWARD_SHARE` of that memory.
         """
-        config, batch = self._config, self._reader.longest_positions
+        config, longest = self._config, self._reader.longest_positions
         # The trial had `num_passes` passes, and an update by reward has one.
         num_batches = max(num_fitting * config.num_passes, 1.0)
-        fitting = found.max_positions if found.was_cut else num_batches * batch
+        fitting = found.max_positions if found.was_cut else num_batches * longest
         if earlier is not None and earlier <= fitting:
             return earlier
-        batch_with_samples = batch * (1 + config.reward_samples)
-        most = MAX_REWARD_BATCHES * batch_with_samples
+        longest_with_samples = longest * (1 + config.reward_samples)
+        most = MAX_REWARD_BATCHES * longest_with_samples
         return max(int(min(REWARD_SHARE * fitting, most)), 1)
 
     def update_tokens(self) -> tuple[int, int]:
-        """Return about how many source and target tokens an update has, as a mean over
-        those that are left."""
+        """Return the approximate numbers of source and target tokens of an update.
+
+        They are means over the updates that are left.
+        """
         return self._batcher.update_tokens(
             range(self.progress.step, self._config.steps)
         )
@@ -273,7 +276,7 @@ class Trainer:
                 reports.add(self._step(update, loaded))
                 reports.deliver(num_pending=1 if self.runs_ahead else 0)
                 is_last = self.progress.step == self._config.steps
-                is_stopping = self._any(should_stop()) and not is_last
+                is_stopping = self._in_any_process(should_stop()) and not is_last
                 self.is_checkpoint_due = is_last or self._is_checkpoint_due()
                 if is_stopping or self.is_checkpoint_due:
                     reports.deliver()
@@ -286,7 +289,7 @@ class Trainer:
                         f"{self._config.steps:,}, and is saved."
                     )
                 if self.is_checkpoint_due:
-                    is_over = self._any(on_checkpoint())
+                    is_over = self._in_any_process(on_checkpoint())
                     self._checkpointed_at = time.monotonic()
                     if is_over:
                         return
@@ -477,7 +480,7 @@ class Trainer:
 
     def _num_at_once(self, update: Update, flops: int) -> int:
         """Return how many micro-batches to compute at once in an update of `flops`."""
-        # They are whole batches unless these are split because little memory is free.
+        # Batches are split only if little memory is free.
         limits = self._reader.limits
         has_memory = limits.fits_beside_another and limits.max_positions is None
         if not has_memory or self._config.is_by_reward(self.progress.step):
@@ -554,9 +557,9 @@ class Trainer:
         self.progress = replace(before, recent_loss=recent, lowest_loss=lowest)
 
     def _restarts_loss(self, step: int) -> bool:
-        """Return whether the loss of an update is not to be compared with those before.
+        """Return whether an update begins a phase whose loss may be higher.
 
-        Updates by reward and new stages may have a higher loss.
+        Phases are a new stage of a mixture, and the updates by reward.
         """
         is_by_reward, mixture = self._config.is_by_reward, self._batcher.mixture
         begins_stage = mixture is not None and mixture.begins_stage(step - 1)
@@ -582,10 +585,10 @@ class Trainer:
         minutes = (time.monotonic() - self._checkpointed_at) / 60
         # The clock of the first process decides for all.
         is_due = minutes >= self._config.checkpoint_minutes
-        return self._any(is_due and self._processes.is_first)
+        return self._in_any_process(is_due and self._processes.is_first)
 
-    def _any(self, is_so: bool) -> bool:
-        return self._processes.all_reduce_any(is_so, self._hardware.device)
+    def _in_any_process(self, is_true: bool) -> bool:
+        return self._processes.all_reduce_any(is_true, self._hardware.device)
 
 
 class _PendingReports:
