@@ -41,8 +41,8 @@ class ResidualBlock(nn.Module):
         super().__init__()
         d, stream = config.d_hidden, config.d_model
         self.kernel, self.dilation = config.kernel, dilation
-        # The paper gives neither the first weights nor the constant of the norms:
-        # those of PyTorch.
+        # The paper gives neither the first weights nor the constant of the norms; here
+        # they are PyTorch's.
         self.norm = nn.LayerNorm(stream)
         self.reduce = nn.Linear(stream, d)
         self.reduced_norm = nn.LayerNorm(d)
@@ -133,8 +133,8 @@ class ByteNet(nn.Module):
         self.decoder_blocks = nn.ModuleList(
             DecoderBlock(config, dilation) for dilation in config.decoder_dilations
         )
-        # Section 3.1 of the first version: one more map and ReLU before the output.
-        # Its width is not given: that of the stream.
+        # Section 3.1 of the first version has one more map and ReLU before the output.
+        # It does not give the width; here it is that of the stream.
         self.last = nn.Linear(stream, stream)
         self.output = nn.Linear(stream, config.num_target_tokens)
 

@@ -767,7 +767,8 @@ class ExpertsConfig:
     def num_parameters(self, d_model: int) -> int:
         """Return the number of parameters of a layer of this width."""
         choices = sum(parents * choices for parents, choices in self.levels)
-        # Beside the matrix of the gates there is that of the noise, or thresholds.
+        # Beside the matrix of the gates, noisy gates have another one, of the noise,
+        # and batchwise gates have thresholds.
         gates = choices * (2 * d_model if self.gating == "noisy-top-k" else d_model + 1)
         return gates + 2 * self.num_experts * d_model * self.d_ff
 
@@ -921,15 +922,16 @@ class MixtureRecurrentConfig:
     def num_parameters(self) -> int:
         """Number of parameters of a model with these settings."""
         width, num_targets = self.d_model, self.target_vocab_size or self.vocab_size
-        is_shared = self.shared_embedding and self.target_vocab_size is None
-        embeddings = self.vocab_size
-        embeddings += (0 if is_shared else num_targets) + (
-            0 if self.tied_output else num_targets
-        )
+        num_rows = self.vocab_size
+        if not (self.shared_embedding and self.target_vocab_size is None):
+            num_rows += num_targets  # the target's embedding
+        if not self.tied_output:
+            num_rows += num_targets
         num_lstms = self.encoder_layers + self.decoder_layers
+        # The decoder's first LSTM also reads the context.
         matrices = num_lstms * self.lstm_operations(width) + 4 * self.cells * width
         return (
-            embeddings * width
+            num_rows * width
             + matrices
             + num_lstms * 8 * self.cells  # two vectors of biases of four gates
             + 2 * width**2  # attention

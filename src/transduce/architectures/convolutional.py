@@ -42,8 +42,8 @@ class NormalizedLinear(nn.Linear):
     ) -> None:
         """Draw weights from N(0, sqrt(variance (1 - dropout) / inputs)) (section 3.5).
 
-        `variance` is that of the output relative to the input, and `dropout` the rate
-        at which inputs are dropped.
+        `variance` is the variance of an output divided by that of an input, and
+        `dropout` is the rate at which inputs are dropped.
         """
         super().__init__(inputs, outputs)
         deviation = math.sqrt(variance * (1 - dropout) / inputs)
@@ -167,8 +167,7 @@ class EncoderBlock(nn.Module):
         self.convolution = NormalizedLinear(
             sizes.kernel * inputs, 2 * sizes.width, variance=GATED, dropout=dropout
         )
-        # A linear map where the width changes, which the paper does not mention, is
-        # that of fairseq.
+        # As in fairseq, a linear map changes the width; the paper does not mention it.
         self.residual = (
             nn.Identity()
             if inputs == sizes.width
@@ -211,14 +210,14 @@ class Attention(nn.Module):
 
         Rows are the positions of a target, or the hypotheses of a sentence.
         """
-        # Equation 1; the factor on this sum is that of fairseq.
+        # Equation 1 has this sum; the factor is fairseq's.
         query = (self.project_query(x) + embedded) * HALF
         scores = (query @ memory.keys.transpose(1, 2))[:, None]
         weights = self.weights_tap(attention_weights(scores, memory.mask))
         # The factor m sqrt(1 / m) of section 3.4, for m source tokens.
         size = memory.mask[:, 0].sum(dim=-1, keepdim=True).to(x.dtype).sqrt()
         context = (weights[:, 0] @ memory.values) * size
-        # The paper adds it without a factor; the code of fairseq has this one.
+        # The paper adds both without a factor; this one is fairseq's.
         return (self.project_output(context) + x) * HALF
 
 
@@ -319,12 +318,12 @@ class Convolutional(nn.Module):
         x = self.encoder_input(embedded)
         for block in self.encoder_blocks:
             x = block(x, is_token)
-        # Section 3.4: the encoder's gradient is the sum of those of all attentions.
-        # The factor 1 / 2 of each is that of fairseq.
+        # Section 3.4: each block of the decoder attends to the encoder, so the
+        # encoder's gradient is divided by their number. fairseq also halves it.
         x = scaled_gradient(
             self.encoder_output(x), 1 / (2 * len(self.decoder_blocks))
         ).masked_fill(~is_token, 0.0)
-        # The factor on this sum of equation 2 is that of fairseq.
+        # Equation 2 has this sum; the factor is fairseq's.
         values = (x + embedded) * HALF
         return ConvolutionalMemory(keys=x, values=values, mask=mask)
 

@@ -408,7 +408,11 @@ class MixtureOfExperts(nn.Module):
         )
 
     def assign(self, rows: Float[Tensor, "rows d_model"]) -> Assignment:
-        """Choose the experts of rows; in training, keep the losses."""
+        """Choose the experts of rows; in training, keep the losses.
+
+        The load of an expert in a hierarchy is the load of its group, times the mean
+        probability of the expert over the rows of the group (equation 14).
+        """
         device = rows.device
         assigned = Assignment(
             rows=torch.arange(len(rows), device=device),
@@ -420,12 +424,11 @@ class MixtureOfExperts(nn.Module):
         for gate in self.gates:
             parents = assigned.experts
             choice: Choice = gate(rows[assigned.rows], parents)
-            if load is not None and choice.load is not None:
-                num_rows = torch.bincount(parents, minlength=len(load))
-                share = load / num_rows.clamp(min=1)
-                load = (share[:, None] * choice.load).flatten()
-            else:
+            if load is None or choice.load is None:
                 load = None
+            else:
+                num_rows = torch.bincount(parents, minlength=len(load)).clamp(min=1)
+                load = ((load / num_rows)[:, None] * choice.load).flatten()
             if choice.threshold_loss is not None:
                 thresholds.append(choice.threshold_loss)
             assigned = _descend(assigned, choice)
@@ -434,10 +437,10 @@ class MixtureOfExperts(nn.Module):
         return assigned
 
     def take_loss(self) -> Float[Tensor, ""]:
-        """Return the losses of the last pass, and clear them.
+        """Return the sum of the losses of the last pass, and clear it.
 
-        They are those of importance and load (equations 7 and 11, in a hierarchy 13 and
-        14), and of thresholds (equation 20, divided by the number of rows).
+        It has the losses of importance and load (equations 7 and 11, in a hierarchy 13
+        and 14), and of thresholds (equation 20, divided by the number of rows).
         """
         loss, self._loss = self._loss, None
         return self.experts.inner.new_zeros(()) if loss is None else loss

@@ -96,7 +96,10 @@ class MixtureDecoderLayer(nn.Module):
         state: "PrefixState",
         name: str,
     ) -> Float[Tensor, "sentences group d_model"]:
-        """Read one more token of each hypothesis; `name` names the layer's tensors."""
+        """Read one more token of each hypothesis.
+
+        `name` is the key of the layer's tensors in the state.
+        """
         x = self.after_self_attention(x, lambda x: self._attend_to_past(x, state, name))
         cross = self.cross_attention
         heads = state.memory[name].unflatten(2, (cross.num_heads, -1)).transpose(1, 2)
@@ -143,8 +146,9 @@ def _residual(config: MixtureTransformerConfig) -> ResidualConnection:
 class PrefixState(CachedState):
     """Keys and values of the tokens that each hypothesis has read, side by side.
 
-    Both `memory` and `hypotheses` hold one tensor a layer, by its name; those of
-    hypotheses are [sentences, group, heads, places, d_k + d_v]. Sentences that join
+    `memory` and `hypotheses` hold one tensor a layer, by the number of the layer:
+    [sentences, source, heads (d_k + d_v)] of a source, and
+    [sentences, group, heads, places, d_k + d_v] of hypotheses. Sentences that join
     later have read fewer tokens than there are places.
     """
 
@@ -250,7 +254,7 @@ class MixtureTransformer(nn.Module):
 
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
         """Encode sources, padded with id 0."""
-        self.auxiliary_loss()  # clear that of an interrupted pass
+        self.auxiliary_loss()  # clear the loss of an interrupted pass
         mask = padding_mask(source, PAD)
         x = self._embed(source, self.embedding)
         for layer in self.encoder_layers:
@@ -400,7 +404,7 @@ class MixtureRecurrent(RecurrentBase):
 
     def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
         """Encode sources, padded with id 0."""
-        self.auxiliary_loss()  # clear that of an interrupted pass
+        self.auxiliary_loss()  # clear the loss of an interrupted pass
         mask = padding_mask(source, PAD)
         is_token = mask[:, 0, 0]
         x = self.dropout(self.embedding(source))

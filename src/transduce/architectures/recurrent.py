@@ -26,7 +26,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -116,8 +116,8 @@ class RecurrentLayer(nn.Module):
     ]:
         """Return the outputs and the last state.
 
-        `state` is the first one, by default zero. With `lengths` the last state of a
-        row is that at its length; without, that after its padding.
+        `state` is the first state, by default zeros. With `lengths`, the last state of
+        a row is the one after that many positions; without, the one after its padding.
         """
         x = x.to(self._dtype)  # autocast leaves bf16
         first = None if state is None else self._split(state.to(x.dtype))
@@ -232,6 +232,17 @@ def joined(*parts: Tensor) -> Tensor:
     return torch.cat([part.to(parts[0].dtype) for part in parts], dim=-1)
 
 
+class EncoderStates(NamedTuple):
+    """Result of `RecurrentEncoder`."""
+
+    top: Float[Tensor, "batch source memory_width"]
+    """Outputs of the top layer."""
+    first_backward: Float[Tensor, "batch width"] | None
+    """Output of the backward layer at the first token; None without that layer."""
+    last: Float[Tensor, "batch layers state_width"] | None
+    """State of each layer after the tokens that it reads; None unless requested."""
+
+
 class RecurrentEncoder(nn.Module):
     """Recurrent layers over the source; the lowest may read it in both directions.
 
@@ -258,32 +269,30 @@ class RecurrentEncoder(nn.Module):
         lengths: Int[Tensor, " batch"],
         *,
         with_last: bool,
-    ) -> tuple[
-        Float[Tensor, "batch source memory_width"],
-        Float[Tensor, "batch width"] | None,
-        Float[Tensor, "batch layers state_width"] | None,
-    ]:
-        """Return top states, the backward state at the first token, and last states.
+    ) -> EncoderStates:
+        """Encode embedded sources of these lengths.
 
-        The last states of all layers are computed only `with_last`, since this is
-        slower; where the lowest layer reads both ways, its is the backward one.
+        The last states are computed only `with_last`, since this is slower. If the
+        lowest layer reads both ways, its last state is that of the backward direction.
         """
         # Packing reads lengths on the CPU: one copy serves all layers.
         until = lengths.cpu() if with_last else None
         x = self.dropout(x)
-        states, last = self.lowest(x, None, until)
+        states, lowest_last = self.lowest(x, None, until)
         first_backward = None
         if self.backward_layer is not None:
             order = reversed_order(lengths, x.size(1))
-            backward, last = self.backward_layer(reordered(x, order), None, until)
+            backward, lowest_last = self.backward_layer(
+                reordered(x, order), None, until
+            )
             backward = reordered(backward, order)
             first_backward = backward[:, 0]
             states = torch.cat([states, backward], dim=-1)
-        lasts = last[:, None]
+        last = lowest_last[:, None]
         if self.upper is not None:
-            states, upper = self.upper(states, lengths=until)
-            lasts = torch.cat([lasts, upper], dim=1)
-        return states, first_backward, lasts if with_last else None
+            states, upper_last = self.upper(states, lengths=until)
+            last = torch.cat([last, upper_last], dim=1)
+        return EncoderStates(states, first_backward, last if with_last else None)
 
 
 def reversed_order(
@@ -521,25 +530,25 @@ class AttentiveStack(nn.Module):
         queries: Float[Tensor, "batch queries output_width"],
         memory: RecurrentMemory,
     ) -> tuple[Attended, Float[Tensor, "batch queries fed_width"]]:
-        """Attend with queries; also return what the next token may read of this one."""
+        """Attend with queries; also return what the next token may read of this one.
+
+        That is the attentional vector, or the context if there is none.
+        """
         weights = self.attention.weights(queries, memory)
         contexts = weights[:, 0].to(memory.states.dtype) @ memory.states
-        outputs = fed = queries
-        if self.combine is None:
-            fed = contexts
-        else:
-            outputs = fed = torch.tanh(self.combine(joined(contexts, queries)))
         attended = Attended(
-            outputs=outputs, queries=queries, contexts=contexts, weights=weights
+            outputs=queries, queries=queries, contexts=contexts, weights=weights
         )
-        return attended, fed
+        if self.combine is None:
+            return attended, contexts
+        vectors = torch.tanh(self.combine(joined(contexts, queries)))
+        return replace(attended, outputs=vectors), vectors
 
 
 class RecurrentBase(nn.Module):
     """Embeddings, logits and attention of recurrent models with one `AttentiveStack`.
 
-    `embedding_width` is the width of embeddings, `output_width` that of the vectors
-    that the logits are computed from.
+    Logits are computed from vectors of `output_width` numbers.
     """
 
     attentive: AttentiveStack
@@ -691,32 +700,29 @@ class RecurrentModel(RecurrentBase):
     def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
         """Encode sources, padded with id 0."""
         mask = padding_mask(source, PAD)
-        states, first_backward, last = self.encoder(
+        encoded: EncoderStates = self.encoder(
             self.embedding(source),
             mask[:, 0, 0].sum(dim=1),
             with_last=self.config.initial_state == "encoder",
         )
         return RecurrentMemory(
-            states=states,
-            keys=self.attentive.attention.keys(states),
+            states=encoded.top,
+            keys=self.attentive.attention.keys(encoded.top),
             mask=mask,
-            initial=self._initial(states, first_backward, last),
+            initial=self._initial(encoded),
         )
 
     def _initial(
-        self,
-        states: Float[Tensor, "batch source memory_width"],
-        first_backward: Float[Tensor, "batch width"] | None,
-        last: Float[Tensor, "batch layers state_width"] | None,
+        self, encoded: EncoderStates
     ) -> Float[Tensor, "batch layers state_width"]:
         """Return the first state of all layers of the decoder."""
-        if last is not None:
-            return last
+        if encoded.last is not None:
+            return encoded.last
         num_layers = self.config.decoder_layers
         state_width = self.encoder.lowest.state_width
         if self.project_initial is None:
-            return states.new_zeros(len(states), num_layers, state_width)
-        hidden = torch.tanh(self.project_initial(first_backward))
+            return encoded.top.new_zeros(len(encoded.top), num_layers, state_width)
+        hidden = torch.tanh(self.project_initial(encoded.first_backward))
         hidden = hidden.unflatten(-1, (num_layers, -1))
         # Cells of LSTMs begin with zeros.
         return functional.pad(hidden, (0, state_width - hidden.size(-1)))
@@ -794,7 +800,7 @@ class RecurrentModel(RecurrentBase):
         by_target += self.output_weight.numel() - num_matrix_elements(keys)
         source = source_lengths.astype(np.int64)
         target = target_lengths.astype(np.int64)
-        # Scores and contexts; of the scores, a product with a vector or a key.
+        # A score is a product with a vector or a key, and a context a sum of states.
         by_both = keys.out_features + self.config.memory_width
         elements = (
             by_source * int(source.sum())
