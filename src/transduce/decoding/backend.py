@@ -47,13 +47,14 @@ def choose_device(name: str) -> str:
 def choose_precision(
     precision: PrecisionChoice, device: str, checkpoints: Sequence[StoredModel]
 ) -> DecodingPrecision:
-    """Return the precision for "auto": int8 if it rounds no weights."""
+    """Return the precision; for "auto" int8 if that rounds no weights, else fp32."""
     if precision != "auto":
         return precision
-    are_rounded = all(
+    are_quantized = all(
         isinstance(each, ModelFolder) and each.is_quantized for each in checkpoints
     )
-    return "int8" if device == "cpu" and api() is not None and are_rounded else "fp32"
+    has_int8 = device == "cpu" and api() is not None
+    return "int8" if has_int8 and are_quantized else "fp32"
 
 
 def decodes_natively(
@@ -127,10 +128,10 @@ def require_ensemble(
             continue  # `into` chooses one of several
         known = getattr(checkpoint, f"{side}_language")
         for other in others:
-            its = getattr(other, f"{side}_language")
-            if known and its and not best_match(its, [known]):
+            language = getattr(other, f"{side}_language")
+            if known and language and not best_match(language, [known]):
                 raise RequestError(
                     "Models that translate together must have the same languages, but "
-                    f"their {side} languages are {known} and {its}; load models of one "
-                    "direction."
+                    f"their {side} languages are {known} and {language}; load models "
+                    "of one direction."
                 )

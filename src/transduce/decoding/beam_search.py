@@ -167,7 +167,7 @@ class FinishedHypotheses(SentenceArrays):
     """Log-probability of each hypothesis up to each of its tokens."""
 
     def merge(self, others: "FinishedHypotheses") -> None:
-        """Replace the worst by better ones of others; of equal ones these stay."""
+        """Keep the best of these and others; of equal scores, these come first."""
         count = self.scores.shape[1]
         scores = np.concatenate([self.scores, others.scores], axis=1)
         best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
@@ -435,11 +435,11 @@ class BeamSearch:
         self._state.keep(is_live)
 
     def _hypotheses(self, number: int) -> list[Hypothesis]:
-        """Return a sentence's finished hypotheses, best first.
+        """Return a sentence's hypotheses, best first.
 
-        If there are none, those that the length limit cuts short, or that no token may
-        follow, take their place. With patience, those cut short by the limit compete
-        with finished ones.
+        They are the finished ones. Without any, they are the live ones, which the
+        length limit cuts short or which no token may follow. With patience, live ones
+        at the length limit compete with finished ones.
         """
         state = self._state
         num_finished = int((state.finished.scores[number] > -math.inf).sum())

@@ -135,12 +135,10 @@ class NativeSearch:
         it `sums_attention`. Steps before the beams are filled, and those whose excluded
         tokens depend on Python, are taken one by one.
         """
-        records_steps = type(self).grow is not NativeSearch.grow  # in a subclass
         return (
             group_size == self.beam_size
             and self._mask is None
             and (sums_attention or self._coverage is None)
-            and not records_steps
         )
 
     def run(

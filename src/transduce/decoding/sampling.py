@@ -98,8 +98,11 @@ class Sampling:
         tokens = np.empty(chances.shape, dtype=np.int64)
         gains = np.empty(chances.shape, dtype=np.float32)
         # One sentence at a time, whose logits then stay in the processor's cache.
-        for i, (rows, aims) in enumerate(zip(logits, chances, strict=True)):
-            tokens[i], gains[i] = self._draw_for_sentence(rows, aims)
+        each = zip(logits, chances, strict=True)
+        for number, (group_logits, group_chances) in enumerate(each):
+            tokens[number], gains[number] = self._draw_for_sentence(
+                group_logits, group_chances
+            )
         return tokens, gains
 
     def _draw_for_sentence(
@@ -124,12 +127,12 @@ def draw(
     chances: Float64[np.ndarray, " draws"],
     config: SamplingConfig,
 ) -> Int64[np.ndarray, " draws"]:
-    """Return, for each chance in [0, 1), the first token whose cumulative probability
-    exceeds it.
+    """Return a token for each chance, a random number in [0, 1).
 
-    With `top_k` or `top_p`, only the likeliest tokens remain, sorted by falling
-    probability; otherwise tokens are in the order of the vocabulary. Tokens with a
-    logit of minus infinity are drawn only if there are no others.
+    It is the first token whose cumulative probability exceeds the chance. With `top_k`
+    or `top_p`, only the likeliest tokens remain, sorted by falling probability;
+    otherwise tokens are in the order of the vocabulary. Tokens with a logit of minus
+    infinity are drawn only if there are no others.
     """
     values = logits / np.float32(config.temperature)
     likely = np.exp(values - values.max())

@@ -311,10 +311,10 @@ def with_shortlists(
 ) -> JoinableDecoder:
     """Let each sentence of a decoder choose among the tokens of its shortlist.
 
-    Log-probabilities are then normalized over them. They depend on the source alone,
-    and so translations do not depend on the batch. The native library computes the
-    logits of these tokens only. Elsewhere those of all other tokens are set to minus
-    infinity. The models of an ensemble have the same shortlists.
+    Log-probabilities are then normalized over these tokens. A shortlist depends on its
+    source alone, so translations do not depend on the batch. The native library
+    computes only the logits of the tokens; elsewhere the logits of all others are set
+    to minus infinity. The models of an ensemble have the same shortlists.
     """
     if isinstance(decoder, Ensemble):
         return Ensemble([with_shortlists(each, shortlists) for each in decoder.members])
@@ -345,11 +345,12 @@ class MaskedDecoder:
         self._group = last_ids.shape[1]
         logits = self._decoder.step(last_ids)
         if isinstance(logits, np.ndarray):
-            kept = np.full_like(logits, -np.inf)
-            for row, own, found in zip(kept, self.shortlists, logits, strict=True):
-                allowed = slice(None) if own is None else own
-                row[:, allowed] = found[:, allowed]
-            return kept
+            masked = np.full_like(logits, -np.inf)
+            sentences = zip(masked, logits, self.shortlists, strict=True)
+            for kept, all_logits, shortlist in sentences:
+                allowed = slice(None) if shortlist is None else shortlist
+                kept[:, allowed] = all_logits[:, allowed]
+            return masked
         from transduce.decoding.torch_candidates import keep_shortlists
 
         return keep_shortlists(logits, self.shortlists)
@@ -422,7 +423,8 @@ def restrictions_after(
 ) -> Restrictions | None:
     """Return the restrictions after hypotheses; None if the config has none.
 
-    A hypothesis of None stands for one whose next token is forced, and is free.
+    None in place of a hypothesis means that its next token is forced, so that nothing
+    restricts it.
     """
     if not config.has_restrictions:
         return None
@@ -448,9 +450,8 @@ def _banned(ids: list[int], config: SearchConfig) -> list[int]:
 
 
 def _ends_with(ids: Sequence[int], ending: Sequence[int]) -> bool:
-    return list(ids[len(ids) - len(ending) :]) == list(ending) and (
-        len(ending) <= len(ids)
-    )
+    start = len(ids) - len(ending)
+    return start >= 0 and list(ids[start:]) == list(ending)
 
 
 NOT_FORCED = -1
@@ -546,7 +547,7 @@ def _find_natively(
         mask, excluded = np.ascontiguousarray(excluded), ()
         assert mask.shape == logits.shape
     excluded_ids = np.array(excluded, dtype=np.int64)
-    # Named, as all that the struct points to must outlive the call.
+    # Each array has a name, since all that the struct points to must outlive the call.
     restrictions = (
         ffi.NULL if query.restrictions is None else query.restrictions.as_struct()
     )

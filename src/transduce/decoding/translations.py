@@ -313,7 +313,7 @@ def detokenize(
 ) -> Translation:
     """Return hypotheses as text; raise `CheckpointError` if the model put out NaN.
 
-    `texts` are those with unknown words replaced; None if there are none.
+    `texts` are the texts with unknown words replaced. None: the texts of the tokens.
     """
     require_numbers([each.log_probability for each in hypotheses])
     if texts is None:
@@ -333,13 +333,14 @@ def detokenize(
 
 
 def with_best(translation: Translation, max_count: int) -> Translation:
-    """Keep the best hypotheses with different texts; token sequences may share a text.
+    """Keep the best `max_count` hypotheses with different texts, in their order.
 
-    Their order stays.
+    Several sequences of tokens may have the same text.
     """
-    best = {each.text: each for each in reversed(translation.hypotheses)}
-    kept = (each for each in translation.hypotheses if best[each.text] is each)
-    return replace(translation, hypotheses=tuple(islice(kept, max_count)))
+    best: dict[str, TranslationHypothesis] = {}
+    for each in translation.hypotheses:
+        best.setdefault(each.text, each)
+    return replace(translation, hypotheses=tuple(islice(best.values(), max_count)))
 
 
 def join_lines(
@@ -508,9 +509,9 @@ class _HypothesisWords:
         if place < len(self.part.prefix_words):
             return (self.part.prefix_words[place],)
         words = self.part.source_words
-        # The tags of a corpus and of the target language are no words to translate.
+        # Tags of a corpus and of the target language come before the words; one word
+        # remains in any case. The end token comes after them.
         first = sum(1 for _ in takewhile(is_tag, words[:-1]))
-        # The end token, which is no word, comes after all words.
         source = first + weights[first : len(words)].argmax()
         space = " " if self.ids[place] == UNKNOWN_IDS[0] else ""
         own = words[source].strip()
@@ -522,12 +523,12 @@ class _HypothesisWords:
         """Replace a word by the first choice that completes no bad phrase, if any."""
         for word in (*choices, self.words[place]):
             self.words[place] = word
-            if not _has_any(self.words, place, bad_phrases):
+            if not _is_covered(place, self.words, bad_phrases):
                 return
 
 
-def _has_any(words: list[str], place: int, phrases: Sequence[Sequence[str]]) -> bool:
-    """Return whether one of the phrases covers a place."""
+def _is_covered(place: int, words: list[str], phrases: Sequence[Sequence[str]]) -> bool:
+    """Return whether one of the phrases stands in the words and covers a place."""
     return any(
         words[start : start + len(phrase)] == phrase
         for phrase in phrases

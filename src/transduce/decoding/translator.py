@@ -334,9 +334,10 @@ class Translator:
     def cross_attention(self) -> Attention | None:
         """Function that returns cross-attention; None if the model has none.
 
-        It takes source ids with end tokens and target ids, and returns for each pair
-        the weights [layers, target, source] at the steps that predict the target
-        tokens, the mean over a layer's heads. An ensemble's is of its first model.
+        Its arguments are source ids with end tokens, and target ids. For each pair it
+        returns the weights [layers, target, source] at the steps that predict the
+        target tokens, as means over the heads of a layer. In an ensemble they are those
+        of the first model.
         """
         model = self.models[0]
         if isinstance(model, NativeModel):
@@ -431,11 +432,10 @@ class Translator:
         config = self.search.given(settings)
         if not isinstance(sources, str):
             return list(self.translate_stream(sources, config, prefixes))
-        listed = None
         if prefixes is not None:
             require_strings(prefixes)
-            listed = [str(prefixes)]
-        return next(self.translate_stream([sources], config, listed))
+            prefixes = [str(prefixes)]
+        return next(self.translate_stream([sources], config, prefixes))
 
     def translate_stream(
         self,
@@ -762,11 +762,11 @@ class Translator:
         found: Sequence[tuple[Part, Sequence[Hypothesis]]],
         bad_words: Sequence[Sequence[int]],
     ) -> Sequence[Sequence[str] | None]:
-        """Return the texts of hypotheses in which unknown words are replaced.
+        """Return the texts of each part's hypotheses, with unknown words replaced.
 
-        None in their place means that the texts are those of the tokens, as always
-        without unknown words. A model without cross-attention cannot tell their
-        sources, and they stay <unk>. An ensemble replaces them by its first model.
+        Returns None for each part whose texts are just those of its tokens: if no word
+        of any part is unknown, or if the model has no cross-attention, which tells the
+        source of an unknown word. In an ensemble, the first model tells it.
         """
         ids = (each.ids for _, several in found for each in several)
         if not isinstance(self.tokenizer, WordTokenizer) or all(
@@ -899,19 +899,20 @@ def allowed_tokens(
 ) -> list[AllowedTokens]:
     """Return the tokens among which each part chooses.
 
-    All tokens are allowed after a prefix, and for a part with so few candidates that
-    all could be excluded. Candidates depend on the part alone, and so does its
-    translation.
+    None stands for all tokens: after a prefix, and for a part with so few candidates
+    that `min_length` and `bad_words` could exclude all of them. Candidates depend on
+    the part alone, and so does its translation.
     """
     # Unlike the paper: a shortlist, for speed; the softmax of section 3.4 is then over
     # some hundred tokens. Off by default: `search.shortlist`.
     base = shortlist.base()
-    found = (shortlist.candidates(part.source, base) for part in parts)
-    too_few = config.min_length + len(config.bad_words) + 1
-    return [
-        None if part.prefix or len(own) <= too_few else own
-        for part, own in zip(parts, found, strict=True)
-    ]
+    max_excluded = config.min_length + len(config.bad_words) + 1
+    allowed: list[AllowedTokens] = []
+    for part in parts:
+        candidates = shortlist.candidates(part.source, base)
+        is_usable = not part.prefix and len(candidates) > max_excluded
+        allowed.append(candidates if is_usable else None)
+    return allowed
 
 
 def _start_sampling(
