@@ -62,7 +62,7 @@ from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
-from transduce.trees.linearization import NEVER_WRITTEN
+from transduce.trees.linearization import NEVER_WRITTEN, symbols_needed
 from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import normalized, parse_tree, without_brackets
 
@@ -117,7 +117,7 @@ class _RecordedSearch:
         return parents, tokens
 
     def join(self, other: Any) -> None:
-        raise NotImplementedError("one sentence is searched at a time")
+        raise AssertionError("a recorded search must have one sentence")
 
     def _branches(
         self,
@@ -151,11 +151,12 @@ def record_search(
     config: SearchConfig,
     excluded: Sequence[int],
     shortlist: Shortlist | None = None,
+    least_limit: int = 0,
 ) -> SearchTree:
     """Translate one sentence as `Translator` does, recording the beam of each step.
 
     The `excluded` token ids are never generated. The shortlist is used if the config
-    says so.
+    says so. The length limit is that of the config, but at least `least_limit`.
     """
     memory = model.model.encode(source)
     decoder: JoinableDecoder = (
@@ -167,7 +168,7 @@ def record_search(
         part = Part(line=0, number=0, source=source[0, :-1].tolist(), prefix=[])
         decoder = with_shortlists(decoder, allowed_tokens(shortlist, [part], config))
     coverage = coverage_of(decoder, config)
-    limit = config.limit(source.size(1))
+    limit = config.limit(source.size(1), least_limit)
     search = start_search([limit], config, EOS, excluded, coverage=coverage)
     recorded = _RecordedSearch(search)
     (hypotheses,) = run_search(decoder, recorded, BOS)
@@ -381,6 +382,7 @@ def look_into(
         config or translator.search,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
         translator.shortlist,
+        source.least_limit,
     )
     require_numbers([each.log_probability for each in search.hypotheses])
     target_ids = given or list(search.hypotheses[0].ids)
@@ -401,14 +403,19 @@ def look_into(
 class _Source:
     text: str
     ids: list[int]
+    least_limit: int
+    """Least length limit: that of some tree, end token included; 0 for text."""
 
     @classmethod
     def read(cls, translator: Translator, text: str) -> "_Source":
+        least_limit = 0
         if translator.symbols is not None:
-            text = " ".join(map(without_brackets, penn_words(text)))
+            words = penn_words(text)
+            text = " ".join(map(without_brackets, words))
+            least_limit = symbols_needed(len(words), 0) + 1
         (ids,) = translator.source_ids([text])
         _require_length(ids, "source")
-        return cls(text=normalize(text), ids=ids)
+        return cls(text=normalize(text), ids=ids, least_limit=least_limit)
 
 
 def _target_ids(translator: Translator, text: str) -> list[int]:

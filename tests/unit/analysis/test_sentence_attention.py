@@ -128,6 +128,15 @@ def test_a_tree_may_be_far_longer_than_its_sentence(
     assert len(look_into(parser, "It is", None).pair.target_out.pieces) > 100
 
 
+def test_the_search_of_a_page_is_that_of_parse(parsing_checkpoint: Checkpoint) -> None:
+    """Both leave room for some tree over the words, whatever the length limit."""
+    search = SearchConfig(beam_size=2, max_length=2, length_penalty=4.0)
+    parser = Translator(parsing_checkpoint, "cpu")
+    found = look_into(parser, "It is", None, search)
+    [parse] = parser.parser().parse_stream([["It", "is"]], search)
+    assert found.search.hypotheses[0].score == pytest.approx(parse.score, rel=1e-5)
+
+
 TEXT = "one two three"
 SEVERAL = SearchConfig(num_best=4)
 
