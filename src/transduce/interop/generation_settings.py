@@ -15,7 +15,7 @@ from transduce.files import read_json
 from transduce.model.config import MAX
 from transduce.search_config import SearchConfig
 from transduce.settings import shown, shown_json
-from transduce.text.vocabulary import EOS, PAD
+from transduce.text.vocabulary import EOS
 
 SETTINGS, SEARCH = "config.json", "generation_config.json"
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
@@ -161,10 +161,8 @@ def _is_possible(word: Sequence[int]) -> bool:
     Padding, the start and unused ids never occur. The end token ends a sequence, and
     cannot be excluded alone.
     """
-    *before, last = word or [PAD]
-    return min(before, default=last) > EOS and (
-        last > EOS or last == EOS and before != []
-    )
+    can_occur = bool(word) and min(word) >= EOS and EOS not in word[:-1]
+    return can_occur and list(word) != [EOS]
 
 
 def _whole_or(

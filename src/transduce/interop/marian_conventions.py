@@ -10,6 +10,8 @@ from torch import Tensor
 from transduce.errors import CheckpointError
 from transduce.search_config import NOT_GREEDY, SearchConfig
 
+NEVER = -1e4
+"""Bias that gives a token zero probability in any precision."""
 NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 USUAL_LENGTH = 25

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 import torch
@@ -37,6 +37,7 @@ from transduce.interop.generation_settings import (
     whole,
 )
 from transduce.interop.marian_conventions import (
+    NEVER,
     NORM_EPSILON,
     halved,
     require_finite,
@@ -108,9 +109,15 @@ EQUAL = {
 """Settings of the decoder, and those of the encoder that they must equal."""
 
 
-Vocabularies = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]
-"""Pieces of two vocabularies, or none of one, and Marian's ids of sources and of
-targets, all by this package's ids."""
+class _Vocabularies(NamedTuple):
+    """Marian's vocabularies of source and target, by this package's ids."""
+
+    union: tuple[str, ...]
+    """Pieces of both vocabularies; empty if there is one."""
+    source_ids: tuple[int, ...]
+    """Marian's ids of sources."""
+    target_ids: tuple[int, ...]
+    """Marian's ids of targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,22 +178,23 @@ def read_settings(folder: Path) -> MarianSettings:
         )
     vocab_size = whole(content, "vocab_size", path)
     target_vocab_size = _target_vocab_size(content, path, has_two=has_two)
-    vocabulary, ids, target_ids = (
+    vocabularies = (
         _two_vocabularies(content, folder)
         if has_two
         else _one_vocabulary(content, added, folder)
     )
     try:
-        model = replace(_model(content, len(ids), path), tied_output=is_tied)
+        model = _model(content, len(vocabularies.source_ids), path)
+        model = replace(model, tied_output=is_tied)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     return MarianSettings(
         model=model,
-        ids=ids,
-        target_ids=target_ids,
-        vocabulary=vocabulary,
+        ids=vocabularies.source_ids,
+        target_ids=vocabularies.target_ids,
+        vocabulary=vocabularies.union,
         max_positions=_max_positions(content, path),
-        search=read_search(folder, target_ids),
+        search=read_search(folder, vocabularies.target_ids),
         languages=_read_languages(folder),
         vocab_size=vocab_size,
         target_vocab_size=target_vocab_size,
@@ -240,7 +248,7 @@ def _has_two_vocabularies(folder: Path) -> bool:
 
 def _one_vocabulary(
     content: Mapping[str, object], added: Mapping[str, int], folder: Path
-) -> Vocabularies:
+) -> _Vocabularies:
     """Return Marian's ids by this package's: the three special ones first.
 
     Embeddings may have more rows than there are pieces, such as a multiple of 64.
@@ -259,10 +267,10 @@ def _one_vocabulary(
     is_padded = 0 <= vocab_size - num_pieces <= MAX_PADDING
     known = range(max(num_pieces, max(special) + 1) if is_padded else vocab_size)
     ids = (*special, *(i for i in known if i not in special))
-    return (), ids, ids
+    return _Vocabularies((), ids, ids)
 
 
-def _two_vocabularies(content: Mapping[str, object], folder: Path) -> Vocabularies:
+def _two_vocabularies(content: Mapping[str, object], folder: Path) -> _Vocabularies:
     """Return the union of both vocabularies, and the ids of sources and of targets.
 
     Pieces of the target only are unknown to the source.
@@ -289,17 +297,21 @@ def _two_vocabularies(content: Mapping[str, object], folder: Path) -> Vocabulari
             "model cannot be imported."
         )
     ordinary_targets = [i for i in range(len(target)) if i not in special]
-    of_target = {END, SPECIAL_PIECES[PAD], *target}
+    in_target = {END, SPECIAL_PIECES[PAD], *target}
     ordinary = [
         *(target[i] for i in ordinary_targets),
-        *(piece for piece in source if piece not in of_target),
+        *(piece for piece in source if piece not in in_target),
     ]
     unknown, end = source_ids[UNKNOWN], source_ids[END]
+    # Padding is masked, and a source has no start token: any row serves both.
     padding = source_ids.get(SPECIAL_PIECES[PAD], end)
-    return (
-        (*(target[i] for i in special), *ordinary),
-        (padding, padding, end, *(source_ids.get(p, unknown) for p in ordinary)),
-        (*special, *ordinary_targets),
+    return _Vocabularies(
+        union=(*(target[i] for i in special), *ordinary),
+        source_ids=(
+            *(padding, padding, end),
+            *(source_ids.get(piece, unknown) for piece in ordinary),
+        ),
+        target_ids=(*special, *ordinary_targets),
     )
 
 
@@ -543,8 +555,6 @@ WRITING = {
     "after_feed_forward.norm": "final_layer_norm",
 }
 """Marian's names of the maps to the model's width, and of the norms."""
-NEVER = -1e4
-"""Bias that gives a token zero probability in any precision."""
 TOLERANCE = 1e-3
 """Tolerance for stored sinusoids, which may have 16 bits."""
 

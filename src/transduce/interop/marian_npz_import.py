@@ -33,7 +33,7 @@ from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, require_file
 from transduce.interop.export import ProofError
-from transduce.interop.marian_conventions import halved, require_finite
+from transduce.interop.marian_conventions import NEVER, halved, require_finite
 from transduce.interop.portable_tokenizer import (
     Piece,
     read_proto,
@@ -116,8 +116,6 @@ COMMENT = re.compile("(?:^|[ \t])#[^\"']*$")
 """Pattern of a comment in YAML; one with quotes might be within a text."""
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)")
 """Pattern of an escape in a quoted text; JSON lacks those with a number here."""
-NEVER = -1e4
-"""Bias that gives a token zero probability in any precision."""
 EPSILON = 1e-6
 """Constant of Marian's layer norms."""
 
@@ -330,8 +328,8 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
             f"{path}: the weights are missing or damaged ({reason}); fetch the file "
             "again."
         ) from None
-    except (MemoryError, RuntimeError, NotImplementedError) as error:
-        # zipfile raises the last two for encrypted entries and unknown compression.
+    except (MemoryError, RuntimeError) as error:
+        # zipfile raises RuntimeError for encrypted entries and unknown compression.
         raise CheckpointError(
             f"{path}: the weights cannot be read ({error}); fetch the file again."
         ) from None
@@ -552,17 +550,17 @@ def _weights(
         output_bias=True,
         tied_output=output is None,
     )
-    read = "embedding" if is_shared else "target_embedding"
+    target_name = "embedding" if is_shared else "target_embedding"
     ours = {
         "embedding.weight": vocabulary.source_rows(source)[:, order],
-        f"{read}.weight": vocabulary.target_rows(target)[:, order],
+        f"{target_name}.weight": vocabulary.target_rows(target)[:, order],
     }
-    written = read
+    output_name = target_name
     if output is not None:
-        written = "output"
+        output_name = "output"
         ours["output.weight"] = vocabulary.target_rows(output)[:, order]
-    ours[f"{written}.bias"] = vocabulary.target_rows(bias.T)[:, 0]
-    ours[f"{written}.bias"][[PAD, BOS]] = NEVER
+    ours[f"{output_name}.bias"] = vocabulary.target_rows(bias.T)[:, 0]
+    ours[f"{output_name}.bias"][[PAD, BOS]] = NEVER
     ours |= _stacks(unread, config, order)
     unread.require_empty()
     return config, {name: weight.contiguous() for name, weight in ours.items()}
@@ -630,10 +628,10 @@ def _layer(
         kinds["cross_attention"] = "context"
 
     def affine(name: str, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
-        matrix, number = name[:-1], name[-1]
-        bias = f"{prefix}_{matrix[:-1]}b{number}"
+        """Take the map of a matrix such as `ffn_W1`, whose bias is `ffn_b1`."""
         weight = unread.take(f"{prefix}_{name}", inputs, outputs).T
-        return weight, unread.take(bias, 1, outputs)[0]
+        bias = unread.take(f"{prefix}_{name.replace('_W', '_b')}", 1, outputs)[0]
+        return weight, bias
 
     for ours, theirs in kinds.items():
         query, key, value, written = (

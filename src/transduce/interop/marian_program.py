@@ -296,7 +296,8 @@ def _row_files(folder: Path) -> tuple[str, str]:
 def write_shortlist(programs: Programs, shortlist: Shortlist, folder: Path) -> None:
     """Write a shortlist in Marian's binary form.
 
-    Candidates of all sentences become those of the end token, which all sources have.
+    Candidates of all sentences become candidates of the end token, which all sources
+    have.
     """
     starts = [0, *shortlist.ends.tolist()]
     candidates = {

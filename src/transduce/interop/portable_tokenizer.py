@@ -230,8 +230,8 @@ def whole_proto(model: UnigramModel, control: Sequence[str] = ()) -> ModelProto:
     return proto
 
 
-WHITE_SPACE = "".join(map(chr, filter(lambda code: chr(code).isspace(), range(0x3001))))
-"""Characters at which `str.split` splits."""
+WHITE_SPACE = "".join(chr(code) for code in range(0x3001) if chr(code).isspace())
+"""Characters at which `str.split` splits; the last one is U+3000."""
 
 
 def portable_pieces(tokenizer: Tokenizer, space: str = " ") -> list[str]:

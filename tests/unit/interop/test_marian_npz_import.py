@@ -212,6 +212,28 @@ def test_a_file_that_is_no_archive_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("local", "central", "value", "said"),
+    [
+        (6, 8, b"\1\0", "is encrypted"),
+        (8, 10, b"\x61\0", "compression method is not supported"),
+    ],
+)
+def test_entries_that_zipfile_cannot_unpack_are_reported(
+    tied: Path, tmp_path: Path, local: int, central: int, value: bytes, said: str
+) -> None:
+    """Flags and method stand in the header of an entry, and in the central one."""
+    folder = changed(tied, tmp_path / "marian", {})
+    content = (folder / "model.npz").read_bytes()
+    for header, place in ((b"PK\3\4", local), (b"PK\1\2", central)):
+        first, *entries = content.split(header)
+        entries = [e[: place - 4] + value + e[place - 2 :] for e in entries]
+        content = header.join([first, *entries])
+    (folder / "model.npz").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"cannot be read .*{said}"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+@pytest.mark.parametrize(
     ("settings", "beam_size", "penalty", "alpha"),
     [
         ("normalize: 1\n", 12, "power", 1.0),
