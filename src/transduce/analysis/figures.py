@@ -76,6 +76,12 @@ class HeadValues:
     kind: AttentionKind
     values: Mapping[tuple[int, int], float]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Numbers of layers, and of heads of a layer."""
+        layers, heads = zip(*self.values, strict=True)
+        return max(layers), max(heads)
+
 
 def draw_lines(
     labelled: LabelledHeads,
@@ -277,25 +283,23 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     """Draw one grid of layers and heads for each kind of attention."""
     values = [value for grid in grids for value in grid.values.values()]
     most = max(*map(abs, values), 1e-9)
-    sizes = [tuple(map(max, zip(*grid.values, strict=True))) for grid in grids]
+    num_layers = max(grid.shape[0] for grid in grids)
+    num_heads = max(grid.shape[1] for grid in grids)
     with matplotlib.rc_context(STYLE):
         # Always wide enough for three grids, so that fewer are not drawn larger.
         figure = new_figure(
-            len(ATTENTION_KINDS) * (0.62 * max(heads for _, heads in sizes) + 0.5),
-            0.5 * max(layers for layers, _ in sizes) + 0.9,
+            len(ATTENTION_KINDS) * (0.62 * num_heads + 0.5), 0.5 * num_layers + 0.9
         )
         all_axes = figure.subplots(1, len(ATTENTION_KINDS), squeeze=False)[0]
-        for axes, grid, size in zip(all_axes, grids, sizes, strict=False):
-            _draw_grid(axes, grid, size, most)
+        for axes, grid in zip(all_axes, grids, strict=False):
+            _draw_grid(axes, grid, most)
         for axes in all_axes[len(grids) :]:
             axes.set_axis_off()
     return picture_of(figure, name, title)
 
 
-def _draw_grid(
-    axes: Axes, grid: HeadValues, size: tuple[int, ...], most: float
-) -> None:
-    values = np.zeros(size)
+def _draw_grid(axes: Axes, grid: HeadValues, most: float) -> None:
+    values = np.zeros(grid.shape)
     for (layer, head), value in grid.values.items():
         values[layer - 1, head - 1] = value
         is_dark = abs(value) > 0.6 * most
@@ -308,7 +312,7 @@ def _draw_grid(
             fontsize="small",
             color="white" if is_dark else DARK,
         )
-    num_layers, num_heads = size
+    num_layers, num_heads = grid.shape
     axes.imshow(
         np.abs(values),
         cmap="Blues",
@@ -340,7 +344,8 @@ def write_figure(figure: Figure, path: Path, *, overwrite: bool) -> None:
     """
     kind = path.suffix.removeprefix(".").lower()
     is_replaceable = path.is_file() or not path.exists()  # unlike pipes and devices
-    facts = {} if kind == "png" else {"Date" if kind == "svg" else "CreationDate": None}
+    # Without the date, the same figure always gives the same file.
+    dates = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
     try:
         with (
             (
@@ -352,7 +357,7 @@ def write_figure(figure: Figure, path: Path, *, overwrite: bool) -> None:
         ):
             dots = min(DOTS, int(MAX_DOTS / max(figure.get_size_inches())))
             figure.savefig(
-                new, format=kind, dpi=dots, facecolor="white", metadata=facts
+                new, format=kind, dpi=dots, facecolor="white", metadata=dates[kind]
             )
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror}).") from None

@@ -467,9 +467,9 @@ def _without_tags(maps: AttentionMaps, num_tags: int) -> AttentionMaps:
 def translator_and_pair(translator: Translator) -> tuple[Translator, Pair]:
     """Return the translator for the built-in corpus, and the corpus's pair for it.
 
-    The pair is that of the model's languages. A model of several target languages
-    translates into that of the pair. An unknown language counts as the corpus's.
-    Raises `RequestError` if no pair fits.
+    The pair has the model's languages. A model of several target languages translates
+    into the pair's target. An unknown language counts as the corpus's. Raises
+    `RequestError` if no pair fits.
     """
     several = translator.target_languages
     for pair in BUILT_IN:

@@ -247,9 +247,9 @@ def _score_cells(score: SystemScore) -> tuple[str, ...]:
 
 def _verdict(score: SystemScore) -> str:
     """Describe a significant difference, if both tests agree; otherwise empty."""
-    if score.bootstrap_p is None or score.randomisation_p is None:
+    if score.p is None:
         return "baseline"
-    if max(score.bootstrap_p, score.randomisation_p) >= SIGNIFICANT_P:
+    if score.p >= SIGNIFICANT_P:
         return "not significant"
     return "better" if score.difference > 0 else "worse"
 

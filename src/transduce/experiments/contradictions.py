@@ -400,16 +400,15 @@ def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterato
         )
     if not isinstance(model, RecurrentConfig):
         return
-    for name, unread_by in (
-        ("forget_bias", {"cell": "gru"}),
-        ("initial_range", {"initial_weights": "orthogonal"}),
-        ("readout_width", {"readout": "state"}),
-        ("attention_width", {"attention": "general"}),
+    for name, other, value in (
+        ("forget_bias", "cell", "gru"),
+        ("initial_range", "initial_weights", "orthogonal"),
+        ("readout_width", "readout", "state"),
+        ("attention_width", "attention", "general"),
     ):
-        [(owner, value)] = unread_by.items()
-        is_unread = getattr(model, owner) == value
+        is_unread = getattr(model, other) == value
         if is_unread and _changed(model, RecurrentConfig(), among=(name,)):
-            yield f'`model.{name}` has no effect, as `model.{owner}` is "{value}".'
+            yield f'`model.{name}` has no effect, as `model.{other}` is "{value}".'
 
 
 def _warnings_of_reward(training: TrainingConfig) -> Iterator[str]:

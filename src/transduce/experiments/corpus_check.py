@@ -7,6 +7,7 @@ The corpus goes through the tokenizer, the filter and the batcher of training;
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -288,10 +289,11 @@ def _size(pairs: Iterable[SentencePair]) -> _Size:
 def _pairs_kept(files: CorpusFiles, kept: Survey) -> dict[str, int]:
     """Numbers of pairs kept of the corpora of a mixture, by their names."""
     starts = [file.position for file in kept.files]
-    used = np.searchsorted(starts, kept.rows["position"], side="right") - 1
-    numbers = np.bincount(used, minlength=len(starts)).tolist()
+    file_of_row = np.searchsorted(starts, kept.rows["position"], side="right") - 1
+    # The files of the corpora follow one another.
+    rows_by_file = iter(np.bincount(file_of_row, minlength=len(starts)).tolist())
     return {
-        corpus.name: sum(numbers.pop(0) for _ in corpus.source_files)
+        corpus.name: sum(islice(rows_by_file, len(corpus.source_files)))
         for corpus in files.corpora
     }
 
@@ -435,7 +437,7 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     return (
         *(advice for name, split in named for advice in _refusals(name, split)),
         *(_useless_advice(name) for name in report.useless_corpora),
-        *(_package_advice(report.missing_package) if report.missing_package else ()),
+        *([_package_advice(report.missing_package)] if report.missing_package else ()),
         *(_overlap_advice(report.overlap, "translation") if report.overlap else ()),
         *(advice for name, split in named for advice in _text_advice(name, split)),
         *_word_advice("source", report.training.source),
@@ -448,7 +450,7 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
 def _epoch_report(
     kept: Survey, config: RunConfig, task: Task, mixture: CorpusMixture | None = None
 ) -> EpochReport | None:
-    """Report on epochs; those of a mixture draw what its weights and stages say."""
+    """Report on epochs, in which a mixture draws pairs by its weights and stages."""
     if not len(kept.rows):
         return None
     steps, seed = config.training.steps, config.training.seed
@@ -579,9 +581,10 @@ def _useless_advice(corpus: str) -> Advice:
     )
 
 
-def _package_advice(message: str) -> Iterator[Advice]:
+def _package_advice(message: str) -> Advice:
+    """Return the message of a missing package, `PROBLEM; REMEDY.`, as advice."""
     problem, _, remedy = message.removesuffix(".").partition("; ")
-    yield Advice(problem=problem, remedy=remedy, is_refusal=True)
+    return Advice(problem=problem, remedy=remedy, is_refusal=True)
 
 
 def _overlap_advice(overlap: Overlap, task: Task) -> Iterator[Advice]:

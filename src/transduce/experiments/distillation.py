@@ -375,8 +375,8 @@ def distill_in(
 def _into_target(translator: Translator, plan: DistillationPlan) -> Translator:
     """Return the teacher with the target language chosen; check both languages.
 
-    The language of a teacher with several is that given, or else that of the
-    references' endings, or its own.
+    A teacher of several languages translates into the given one. By default it is the
+    language of the references' endings, or else the teacher's own.
     """
     require_translation(translator)
     true_targets = (*plan.reference, *plan.dev_target)
@@ -546,7 +546,7 @@ def _students_tags(plan: DistillationPlan, translator: Translator) -> set[str]:
     """Return the tags of languages that the student learns.
 
     A student of one target language needs none. If lines of the text begin with tags of
-    languages, it has these, and that of the other lines.
+    languages, it learns these, and the tag that the teacher puts before other lines.
     """
     tokenizer = translator.tokenizer
     found = tags_in(plan.source, tokenizer) if tokenizer.language_tags else set()
@@ -688,7 +688,8 @@ def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
 def _trained_student(run: Path) -> ComparedSystem:
     model = open_model(run)
     search = (model.search or SearchConfig()).given({"num_best": 1})
-    # A student of several languages: sources without a tag had that of its target.
+    # A student of several languages has learned sources without a tag with the tag of
+    # its target language.
     into = model.target_language if model.tokenizer.language_tags else None
     return ComparedSystem(name=STUDENT, folders=(run,), search=search, into=into)
 

@@ -241,8 +241,7 @@ def train(
 ) -> None:
     """Train a new run in the folder `out`, from first weights or from a model.
 
-    A given encoder's vocabulary is used in place of a learned one, as is that of a
-    model to start from.
+    The vocabulary is learned, unless an encoder or a model to start from has one.
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
@@ -693,7 +692,7 @@ class _RunTraining:
         self._meter = WaitingMeter()
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
-        """Train; if the loss diverges, go back once and on at a lower rate."""
+        """Train to the end; once, a loss that diverges lowers the learning rate."""
         while (diverged := self._train(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
                 is_usual = self._config.training.schedule == "inverse-sqrt"

@@ -117,9 +117,10 @@ def dev_languages(
 ) -> list[str | None]:
     """Return the target language of each dev set, the main one first.
 
-    `files` are those of the run as it records them. A model without tags of languages
-    has one target language, which is that of all dev sets. With tags, the ending of its
-    file names the language of a dev set, and the first corpus that of a held-out one.
+    `files` are the run's files as it records them. A model without tags of languages
+    has one target language, and so have all dev sets. With tags, the language of a dev
+    set is that of its file's ending, and a held-out dev set has the language of the
+    first corpus.
     """
     usual, further = config.languages.target, files.get("dev_sets", [])[1::2]
     if not has_tags:

@@ -275,8 +275,8 @@ class RunFolder:
         if newest_first(self.path):
             return
         kinds = [entry["kind"] for entry in self.log.read()]
-        # A crash may leave the line of a first checkpoint without it. Then it is the
-        # last one, but for those of a changed number of updates.
+        # A crash may leave the line of a first checkpoint that was not saved. It is the
+        # last line then, apart from lines of a changed number of updates.
         before = [kind for kind in kinds if kind != LENGTHENED][:-1]
         # The best checkpoint is no sign: it may be the model that the run starts from.
         signs = (AVERAGED, EARLIER_AVERAGES, f"{CHECKPOINTS}/{DAMAGED}*")
@@ -522,10 +522,11 @@ class RunLog:
     ) -> None:
         """Drop the entries that a run which continues from a step will write again.
 
-        They are all later ones and, without `keep_start`, that of a start at this step:
-        a run that goes back after a divergence does not start again. `is_lowered` tells
-        whether the state at this step has the lowered learning rate. If not, the run
-        ended before it saved that state, and its `WENT_BACK` entry is dropped too.
+        All later entries are dropped. Without `keep_start`, the entry of a start at
+        this step is dropped too, as the run writes another; a run that goes back after
+        a divergence does not. `is_lowered` tells whether the state at this step has the
+        lowered learning rate. If not, the run ended before it saved that state, and its
+        `WENT_BACK` entry is dropped too.
         """
 
         def is_kept(entry: Entry) -> bool:

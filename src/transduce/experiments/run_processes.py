@@ -184,8 +184,8 @@ def experiment_record(
 ) -> dict[str, Any]:
     """Return the part that the records of all experiments have.
 
-    `version` is that of the record's format. The contents of the corpus are recorded by
-    digests, and files in the experiment's folder by names relative to it, so that the
+    `version` is the version of the record's format. Digests record the contents of the
+    corpus. Files in the experiment's folder have names relative to it, so that the
     folder can be moved. Raises `DataError` if the corpus cannot be used.
     """
     names = files.absolute_names()

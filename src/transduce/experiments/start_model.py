@@ -387,13 +387,15 @@ def _listed(languages: Iterable[str]) -> str:
 
 def new_languages(start: StartModel, languages: LanguagesConfig) -> list[str]:
     """Warnings about languages of a run that are not the model's."""
-    return [
-        f"The {side} language of the model is {english_name(known)}; it will learn "
-        f"{english_name(chosen)} from this corpus alone."
-        for side in SIDES
-        if (chosen := getattr(languages, side)) and (known := _language(start, side))
-        if not best_match(chosen, [known])
-    ]
+    messages = []
+    for side in SIDES:
+        chosen, known = getattr(languages, side), _language(start, side)
+        if chosen and known and not best_match(chosen, [known]):
+            messages.append(
+                f"The {side} language of the model is {english_name(known)}; it will "
+                f"learn {english_name(chosen)} from this corpus alone."
+            )
+    return messages
 
 
 def _language(start: StartModel, side: Side) -> str | None:

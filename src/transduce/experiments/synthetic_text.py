@@ -525,13 +525,11 @@ def record_settings(
 def _refuse_changes(
     folder: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
+    """Raise `ConfigError` about the first setting that differs."""
     then, now = flattened(recorded), flattened(requested)
-
-    def follows_from_another(name: str) -> bool:
-        """Whether the value may follow from the number of hypotheses."""
-        return not (name.endswith(".num_best") and name in then and name in now)
-
-    for name in sorted((*now, *then), key=follows_from_another):
+    # First the number of hypotheses, from which the beam size may follow.
+    first = [name for name in now if name.endswith(".num_best") and name in then]
+    for name in (*first, *now, *then):
         is_setting = not name.startswith(f"{BEGUN_BY}.")
         if is_setting and then.get(name) != now.get(name):
             raise OverwriteError(

@@ -664,11 +664,13 @@ def _picture(
 
 def _costs_to_levels(bits: Mapping[SystemResult, Curve]) -> tuple[Part, ...]:
     """Tables of the cost to a likelihood, for systems that have bits per character."""
-    least = {each: min(value for _, value in curve) for each, curve in bits.items()}
-    levels = [max(least.values())] if least else []
-    levels += [lowest for each, lowest in least.items() if each.system == REFERENCE]
+    if not bits:
+        return ()
+    lowest = {each: min(value for _, value in curve) for each, curve in bits.items()}
+    levels = [max(lowest.values())]
+    levels += [value for each, value in lowest.items() if each.system == REFERENCE]
     tables = [_reached(list(bits), level) for level in dict.fromkeys(levels)]
-    return (REACHED, *tables) if tables else ()
+    return (REACHED, *tables)
 
 
 def _reached(results: Sequence[SystemResult], bits: float) -> Table:

@@ -362,10 +362,7 @@ class RowResult:
     @property
     def p(self) -> float | None:
         """Larger p-value of the two tests; None without base."""
-        by_bootstrap, by_shuffles = self.bleu.bootstrap_p, self.bleu.randomisation_p
-        if by_bootstrap is None or by_shuffles is None:
-            return None
-        return max(by_bootstrap, by_shuffles)
+        return self.bleu.p
 
     @property
     def is_significant(self) -> bool:

@@ -72,6 +72,13 @@ class SystemScore:
     sacreBLEU's, but at least 2 ** (1 - k) where k sentences differ, and 1 for equal
     scores."""
 
+    @property
+    def p(self) -> float | None:
+        """Larger p-value of the two tests; None for the baseline itself."""
+        if self.bootstrap_p is None or self.randomisation_p is None:
+            return None
+        return max(self.bootstrap_p, self.randomisation_p)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedScores:
