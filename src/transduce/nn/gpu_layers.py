@@ -43,7 +43,7 @@ from transduce.nn.layers import StackSettings
 SUBLAYER_WEIGHTS = {"attention": 8, "feed_forward": 6}
 """Number of weights of each sub-layer, with its norm."""
 MAX_MASKS = 64
-"""Number of seeds drawn at a time: those of a stack of ten decoder layers."""
+"""Number of seeds drawn at a time: as many as a stack of ten decoder layers needs."""
 
 
 def packed_stack(
@@ -126,7 +126,7 @@ class _PackedStack(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad, grad_memory = gradients[0].contiguous(), None
         grads_by_sublayer: list[list[Tensor]] = []
-        while ctx.saved:  # what has been read is freed
+        while ctx.saved:  # popped, so that tensors are freed once they are read
             grad, grad_memory, found = ctx.saved.pop().backward(grad, grad_memory)
             grads_by_sublayer.append(found)
         grad_weights = [each for found in reversed(grads_by_sublayer) for each in found]
@@ -298,28 +298,28 @@ class _SavedSelfAttention:
     residual: _SavedResidual
 
     def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
-        """Return the gradients; that of the memory is as before."""
+        """Return the gradients; `grad_memory` stays as it is."""
         grad_x, grad_addend, vectors = self.residual.backward(grad_y)
-        inner = torch.empty_like(self.inner)
+        grad_inner = torch.empty_like(self.inner)
         split = self.settings.split
         attention_backward(
-            split(inner),
+            split(grad_inner),
             grad_addend @ self.weights.outer,
             split(self.inner),
             self.heads,
             self.log_sums,
             self.settings,
         )
-        query, key_value = split(weight_gradient(inner, self.x).t())
-        query_bias, key_value_bias = split(column_sums(inner)[None])
+        grad_query, grad_key_value = split(weight_gradient(grad_inner, self.x).t())
+        grad_query_bias, grad_key_value_bias = split(column_sums(grad_inner)[None])
         return (
-            grad_x.addmm_(inner, self.weights.inner),
+            grad_x.addmm_(grad_inner, self.weights.inner),
             grad_memory,
             [
-                query.t(),
-                query_bias[0],
-                key_value.t(),
-                key_value_bias[0],
+                grad_query.t(),
+                grad_query_bias[0],
+                grad_key_value.t(),
+                grad_key_value_bias[0],
                 weight_gradient(grad_addend, self.heads),
                 *vectors,
             ],
@@ -364,14 +364,12 @@ class _SavedCrossAttention:
     residual: _SavedResidual
 
     def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
-        """Return the gradients; that of later layers is added to the memory's."""
+        """Return the gradients, with this layer's added to `grad_memory`."""
         grad_x, grad_addend, vectors = self.residual.backward(grad_y)
-        query, key_value = (
-            torch.empty_like(self.query),
-            torch.empty_like(self.key_value),
-        )
+        grad_query = torch.empty_like(self.query)
+        grad_key_value = torch.empty_like(self.key_value)
         attention_backward(
-            (query, key_value),
+            (grad_query, grad_key_value),
             grad_addend @ self.weights.outer,
             (self.query, self.key_value),
             self.heads,
@@ -380,17 +378,17 @@ class _SavedCrossAttention:
         )
         query_weight, key_value_weight = self.settings.split(self.weights.inner.t())
         if grad_memory is None:
-            grad_memory = key_value @ key_value_weight.t()
+            grad_memory = grad_key_value @ key_value_weight.t()
         else:
-            grad_memory.addmm_(key_value, key_value_weight.t())
+            grad_memory.addmm_(grad_key_value, key_value_weight.t())
         return (
-            grad_x.addmm_(query, query_weight.t()),
+            grad_x.addmm_(grad_query, query_weight.t()),
             grad_memory,
             [
-                weight_gradient(query, self.x),
-                column_sums(query),
-                weight_gradient(key_value, self.memory),
-                column_sums(key_value),
+                weight_gradient(grad_query, self.x),
+                column_sums(grad_query),
+                weight_gradient(grad_key_value, self.memory),
+                column_sums(grad_key_value),
                 weight_gradient(grad_addend, self.heads),
                 *vectors,
             ],
@@ -425,16 +423,16 @@ class _SavedFeedForward:
     residual: _SavedResidual
 
     def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
-        """Return the gradients; that of the memory is as before."""
+        """Return the gradients; `grad_memory` stays as it is."""
         grad_x, grad_addend, vectors = self.residual.backward(grad_y)
         grad_hidden = grad_addend @ self.weights.outer
-        inner_bias = relu_backward_(grad_hidden, self.hidden, self.dropout_rate)
+        grad_inner_bias = relu_backward_(grad_hidden, self.hidden, self.dropout_rate)
         return (
             grad_x.addmm_(grad_hidden, self.weights.inner),
             grad_memory,
             [
                 weight_gradient(grad_hidden, self.x),
-                inner_bias,
+                grad_inner_bias,
                 weight_gradient(grad_addend, self.hidden),
                 *vectors,
             ],
