@@ -231,7 +231,7 @@ def _start(
     excluded: Excluded = NEVER_WRITTEN
     if constrained:
         # Unlike the paper: symbols that lead to no tree over the words can be excluded.
-        # Scores stay those of the unconstrained model. Off by default: `--constrained`.
+        # Trees keep the unconstrained model's scores. Off by default: `--constrained`.
         trees = [
             partial_tree(len(each.words), limit - 1, symbols.style)
             for each, limit in zip(sentences, limits, strict=True)

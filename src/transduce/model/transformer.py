@@ -78,8 +78,8 @@ class Transformer(nn.Module):
             # Loading may replace the parameter.
             self.register_load_state_dict_post_hook(_freeze_start_embedding)  # type: ignore[no-untyped-call]
         self.positions = (
-            # Unlike the paper: wavelengths can have another base, as those of Marian's
-            # models. Off by default: `model.position_base`.
+            # Unlike the paper: the wavelengths of sinusoids can have another base, as
+            # in Marian's models. Off by default: `model.position_base`.
             SinusoidalPositions(config.d_model, config.position_base)
             if config.positions == "sinusoidal"
             else LearnedPositions(config.max_positions, config.d_model)
