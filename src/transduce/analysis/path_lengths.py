@@ -40,9 +40,9 @@ class PathLengths:
     encoder: int | None
     """Between any two source positions; None if some pair has no path."""
     between: int | None
-    """From any source position to any target position; None likewise."""
+    """From any source position to any target position; None as for `encoder`."""
     decoder: int | None
-    """From any target position to any later one; None likewise."""
+    """From any target position to any later one; None as for `encoder`."""
 
 
 def with_scaled_gradient(value: Any, factor: float) -> Any:
@@ -284,7 +284,7 @@ def _signals_scaled(model: Any, factor: float) -> Iterator[None]:
     crossing = model.cross_attention_taps
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.RNNBase):
-            # The module stays, as its type may be asked for.
+            # Only its function is replaced, as callers read the type of the module.
             stepped = SteppedRecurrence(module, factor)
             module.forward = stepped.forward
         if isinstance(module, FastForwardLayer | SSRU):

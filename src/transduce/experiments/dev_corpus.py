@@ -93,10 +93,10 @@ class DevScore:
         return f"{self._comparison(best, 'does worse')}. The {one} is the run's model."
 
     def kept_despite(self, best: "DevScore", *, by_loss: bool) -> str | None:
-        """Message that this average is kept although a checkpoint is ahead of it.
+        """Message that this average is kept although a checkpoint ranks above it.
 
-        None if the two are tied. Scores do not count if the checkpoint is ahead
-        `by_loss` alone.
+        None if the two are tied. `by_loss` tells that losses alone rank them, because
+        no score is meaningful yet.
         """
         if best.loss < self.loss - LOSS_TOLERANCE:
             worse, equal = "has a higher loss", "its score is not lower"
@@ -468,7 +468,7 @@ class DevScoring:
         return history.beats_clearly(one, other)
 
     def kept_despite(self, best: DevScore, average: DevScore) -> str | None:
-        """Message that the average is kept although a checkpoint is ahead of it."""
+        """Message that the average is kept although a checkpoint ranks above it."""
         history, one, other = self._history(average.step), best.entry(), average.entry()
         if not history.beats(one, other):
             return None

@@ -432,7 +432,7 @@ def collect(
 
 
 def _with_seeds_of(others: Sequence[RowRun], runs: Sequence[RowRun]) -> list[RowRun]:
-    """Return those of the runs whose seeds the others have, too."""
+    """Return the runs with a seed that some other run has."""
     seeds = {run.seed for run in others}
     return [run for run in runs if run.seed in seeds]
 

@@ -48,8 +48,8 @@ class Attention:
     """Weights of a multi-head attention."""
 
     query: Affine
-    """For unscaled scores, multiplied by sqrt(d_k), by which the other library
-    divides."""
+    """Map of queries. It is multiplied by sqrt(d_k) if scores are unscaled, because the
+    other library divides scores by sqrt(d_k)."""
     key: Affine
     value: Affine
     output: Affine
@@ -290,7 +290,7 @@ def require_short(
 def marked_texts(tokenizer: Tokenizer) -> list[str]:
     """Return texts with each language tag and each added token of a tokenizer.
 
-    Sample sentences rarely have them.
+    A proof needs them, because sample sentences rarely have such tokens.
     """
     tags = [f"{tag} one two" for tag in tokenizer.language_tags]
     added = tokenizer.added if isinstance(tokenizer, SentencePieceTokenizer) else ()

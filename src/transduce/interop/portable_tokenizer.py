@@ -332,7 +332,7 @@ def portable_tokenizer(
         single=f"$A {SPECIAL_PIECES[EOS]}",
         special_tokens=[(SPECIAL_PIECES[EOS], EOS)],
     )
-    # A tag before a text is one token; the library finds it within a text, too.
+    # A tag before a text is one token. The library also finds it within a text.
     tags = [AddedToken(tag, normalized=False) for tag in tokenizer.language_tags]
     portable.add_tokens(tags)
     portable.decoder = _decoder(space)

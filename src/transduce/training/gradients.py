@@ -269,7 +269,7 @@ class SingleThreads:
             started.abort()  # a thread that waits would keep the process alive
             raise
         wait(running)
-        # The new threads have set the default of the process, too.
+        # Set back the default of the process, which the new threads have also set.
         torch.set_num_threads(number)
 
     def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:

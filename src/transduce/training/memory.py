@@ -73,7 +73,7 @@ def require_memory(
     count = num_parameters(config)
     needed, present = bytes_per_parameter * count, hardware.memory_bytes()
     if needed > present:
-        # Rounded apart, so that they differ in the message, too.
+        # Rounded up and down, so that the message never shows equal numbers.
         needed_gb = math.ceil(needed / 1e8) / 10
         present_gb = math.floor(present / 1e8) / 10
         raise ConfigError(
