@@ -107,8 +107,8 @@ def native_muon(
     """Update weights of one shape, of `count` matrices each, by Muon.
 
     `momenta` are moving averages of the gradients and are updated too: a new gradient
-    has the weight `share` in them, which is 1 minus the momentum. The orthogonal matrices
-    are multiplied by `rate` and subtracted. Products are in `dtype`.
+    has the weight `share` in them, which is 1 minus the momentum. The orthogonal
+    matrices are multiplied by `rate` and subtracted. Products are in `dtype`.
     """
     api, threads = loaded_nn_api(), torch.get_num_threads()
     rows, columns = matrix_size(weights[0], count)
