@@ -25,23 +25,6 @@ def without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("without_transformers")
-def test_training_is_measured_beside_the_peers(succeeds: Callable[..., str]) -> None:
-    out = succeeds("benchmark", "training", *TINY)
-    lines = out.splitlines()
-    assert lines[0].startswith("Machine: ")
-    assert "GFLOP/s on cpu (fp32)" in lines[1]
-    assert "34,176 parameters; an update is about" in lines[2]
-    assert lines[3].startswith("Hugging Face Marian is left out. It needs the")
-    head, ours, theirs = lines[5:]
-    heads = "Rounds: 1 target tokens/s ours / this of matrix rate peak memory"
-    assert " ".join(head.split()) == heads
-    assert ours.split()[0] == "transduce"
-    assert ours.split()[2:4] == ["1.00", "x"]
-    assert theirs.split()[0] == TORCH
-    assert theirs.endswith(" MB")
-
-
-@pytest.mark.usefixtures("without_transformers")
 def test_json_has_all_measurements(succeeds: Callable[..., str]) -> None:
     # The peers do not support this model, so ours is measured alone.
     settings = ("--set", "model.d_k=8")

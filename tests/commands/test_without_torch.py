@@ -317,10 +317,20 @@ def without_peers(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[
 
 def test_training_is_measured_beside_pytorch_alone(tmp_path: Path) -> None:
     command = ("benchmark", "training", "--preset", "tiny", "--rounds", "1")
-    done = without_peers(tmp_path, *command)
+    done = without_peers(tmp_path, *command, "--precision", "fp32")
     assert done.returncode == 0, done.stderr
-    assert "Hugging Face Marian is left out. It needs the package" in done.stdout
-    assert "\ntorch.nn.Transformer " in done.stdout
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("Machine: ")
+    assert "GFLOP/s on cpu (fp32)" in lines[1]
+    assert "34,176 parameters; an update is about" in lines[2]
+    assert lines[3].startswith("Hugging Face Marian is left out. It needs the package")
+    head, ours, theirs, *_ = lines[5:]  # a warning follows on a busy machine
+    heads = "Rounds: 1 target tokens/s ours / this of matrix rate peak memory"
+    assert " ".join(head.split()) == heads
+    assert ours.split()[0] == "transduce"
+    assert ours.split()[2:4] == ["1.00", "x"]
+    assert theirs.split()[0] == "torch.nn.Transformer"
+    assert theirs.endswith(" MB")
 
 
 def test_decoding_is_measured_with_the_packages_of_peers(tmp_path: Path) -> None:
