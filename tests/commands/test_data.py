@@ -231,8 +231,7 @@ def test_an_archive_of_another_size_is_refused(
     message = refuses("data", "wmt14-en-de", "--out", out, "--mirror", server.address)
     assert message == (
         f"{server.address}/wmt13/training-parallel-europarl-v7.tgz: must be "
-        "657,632,379 bytes long, but the server announces 10; name another server by "
-        "--mirror."
+        "657,632,379 bytes long, but the server announces 10; name another mirror."
     )
     assert list(tmp_path.iterdir()) == []
 
