@@ -113,5 +113,5 @@ def test_a_model_of_other_languages_than_the_built_in_ones_needs_text(
     languages = {"source_language": "fr", "target_language": "es"}
     save_model(replace(trained_checkpoint, **languages), tmp_path / "model")
     refusal = refuses("heads", tmp_path / "model", "--out", tmp_path / "heads")
-    assert "but the model translates French into Spanish; give text by" in refusal
+    assert "but the model translates French into Spanish; give source and" in refusal
     assert not (tmp_path / "heads").exists()

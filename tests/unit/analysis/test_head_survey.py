@@ -141,7 +141,7 @@ def test_a_model_of_other_languages_needs_text(
     translator: Translator, source: str, target: str | None, named: str
 ) -> None:
     translator.source_language, translator.target_language = source, target
-    with pytest.raises(RequestError, match=f"translates {named}; give text by"):
+    with pytest.raises(RequestError, match=f"translates {named}; give source and"):
         translator_and_pair(translator)
 
 
