@@ -1,4 +1,4 @@
-/* Attention of one row at a time: its scores, their softmax, and the average of the
+/* Attention of one row at a time: its scores, their softmax, and the weighted sum of the
  * values, stage by stage for all heads. */
 #include "decode/attention.h"
 

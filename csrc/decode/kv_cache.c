@@ -15,8 +15,8 @@
 #define FIRST_SLOTS 2048
 #define MAX_FIRST_CAPACITY 128 /* of a sentence; more would cost page faults */
 
-/* Most slots in reserve. A wide group drops many hypotheses, whose slots are free again
- * when it looks for unused ones. */
+/* Largest number of slots kept in reserve. A wide group drops many hypotheses, whose
+ * slots are free again when it looks for unused ones. */
 #define WIDE_CAPACITY 64
 
 TD_INTERNAL int64_t first_capacity(int64_t sentences)

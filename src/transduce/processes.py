@@ -60,9 +60,9 @@ def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
 def _restore(handlers: Mapping[int, Any], arrived: list[int]) -> None:
     """Set all handlers before one of them runs, then raise the signals that arrived.
 
-    Raised signals are removed from `arrived`. The signals are blocked meanwhile: a
-    handler that raises an exception would keep the others from being set, as one still
-    can if another thread receives a signal.
+    Raised signals are removed from `arrived`. The signals are blocked meanwhile, since
+    a handler that raises an exception would keep the others from being set. Only a
+    signal that another thread receives can still do so.
     """
     set_mask = getattr(signal, "pthread_sigmask", None)  # missing on Windows
     before = set_mask(signal.SIG_BLOCK, ()) if set_mask else None

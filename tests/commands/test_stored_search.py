@@ -204,6 +204,7 @@ def test_options_for_predicted_trees_are_refused_with_a_model(
     assert message.startswith("--normalize, --gold-tags and --allow-dropped are for pr")
 
 
+@pytest.mark.parametrize("numbers", [(), ("--json",)], ids=["page", "numbers"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -212,7 +213,6 @@ def test_options_for_predicted_trees_are_refused_with_a_model(
         ("--layer", 1),
         ("--heads", 1),
         ("--token", "one"),
-        ("--granularity", "sub-words"),
     ],
 )
 def test_options_for_a_picture_are_refused_without_one(
@@ -220,10 +220,27 @@ def test_options_for_a_picture_are_refused_without_one(
     model: Path,
     tmp_path: Path,
     options: tuple[object, ...],
+    numbers: tuple[str, ...],
 ) -> None:
     page = ("--source", "one two", "--out", tmp_path / "page.html")
-    message = refuses("attention", model, *page, *options)
-    assert "but there is no --figure" in message
+    message = refuses("attention", model, *page, *options, *numbers)
+    assert message == (
+        "--view, --kind, --layer, --heads and --token choose what a picture shows, but "
+        "there is no --figure; add it, or leave them out: the page and the numbers are "
+        "of everything."
+    )
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_the_units_of_a_page_alone_cannot_be_chosen(
+    refuses: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    page = ("--source", "one two", "--out", tmp_path / "page.html")
+    message = refuses("attention", model, *page, "--granularity", "sub-words")
+    assert message == (
+        "--granularity chooses the units of a picture or of numbers, but there is no "
+        "--figure and no --json; add one of them, or leave it out: the page shows both."
+    )
     assert not (tmp_path / "page.html").exists()
 
 

@@ -1,5 +1,6 @@
 """The documentation names commands, files and code that exist."""
 
+import ast
 import re
 import runpy
 import socket
@@ -54,6 +55,22 @@ def test_a_table_shows_tags_as_code(page: Path) -> None:
     rows = re.findall(r"^\|.*", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
     text = "\n".join(re.sub(r"(`+).*?\1", "", row) for row in rows)
     assert re.findall(r"</?[a-z]+", text) == []
+
+
+def test_the_methods_that_the_contributors_page_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z]\w*[a-z]\w*\.[a-z_]+)`", text))
+    sources = sorted((ROOT / "src").rglob("*.py"))
+    defined = {
+        f"{kind.name}.{method.name}"
+        for source in sources
+        for kind in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(kind, ast.ClassDef)
+        for method in kind.body
+        if isinstance(method, ast.FunctionDef)
+    }
+    assert named
+    assert named - defined == set()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPTS = [
     ROOT / name
-    for name in (".ci/quickstart", ".ci/run", "scripts/check", "scripts/test-newest")
+    for name in (
+        *(".ci/quickstart", ".ci/run", "scripts/check", "scripts/test"),
+        "scripts/test-newest",
+    )
 ]
 
 

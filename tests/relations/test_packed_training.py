@@ -110,7 +110,7 @@ def loss_and_gradients(
         ({"decoder_layers": 1, "scores": "unscaled"}, SHORT_LENGTHS),
         ({"output_bias": True, "tied_output": False} | ONE_LAYER, SHORT_LENGTHS),
         ({"learned_start": False} | ONE_LAYER, SHORT_LENGTHS),
-        ({"d_model": 40, "d_k": 32, "d_v": 32} | ONE_LAYER, SHORT_LENGTHS),
+        ({"d_model": 40, "d_k": 32, "d_v": 32}, SHORT_LENGTHS),
         ({"d_k": 64, "d_v": 64} | ONE_LAYER, LONG_LENGTHS),
         ({"d_k": 128, "d_v": 128} | ONE_LAYER, ([66, 3], [65, 1])),
     ],

@@ -18,7 +18,7 @@ from transduce.cli import main
 from transduce.device import Hardware
 from transduce.experiments import pipeline
 from transduce.experiments.run_folder import RunFolder
-from waiting import children_of, runs, wait_until
+from waiting import PATIENCE_S, children_of, runs, wait_until
 
 # Updates of three to five batches, with dropout; saved often enough to be killed.
 SETTINGS = (
@@ -55,9 +55,19 @@ def succeed(process: subprocess.Popen[str]) -> str:
 
 
 def launch(*arguments: str) -> int | str | None:
-    """Call a command that starts processes; return its exit code."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
+    """Call a command that starts processes, for some minutes; return its exit code."""
+
+    def end(*_: object) -> None:
+        raise AssertionError("The processes must end, but still run.")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(PATIENCE_S)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     return ended.value.code
 
 

@@ -247,9 +247,9 @@ def prepare(
     target vocabulary. `target_language` is the language of corpora that name none; if
     the tokenizer has tags of languages, its tag is put before the sources. If one of
     `sibling_runs` was prepared from the same input, its files are shared. All files are
-    read through before anything is written. Raises `DataError` if one cannot
-    be used, or no pair is left to train on, and `ConfigError` or `RequestError` if a
-    given tokenizer lacks a tag.
+    read through before anything is written. Raises `DataError` if one cannot be used,
+    or no pair is left to train on, and `ConfigError` or `RequestError` if a given
+    tokenizer lacks a tag.
     """
     training, sizes = read_corpora(files.sides)
     dev = read_through(files.dev_source, files.dev_target) if files.has_dev else None

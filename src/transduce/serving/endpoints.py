@@ -339,9 +339,10 @@ class Endpoints:
 def _shaped(
     message: messages.TranslateRequest, several: messages.TranslateAnswer
 ) -> messages.TranslateAnswer:
-    """Return the requested fields of an answer, of a single text without lists.
+    """Return the fields of an answer that the request asks for.
 
-    Each field of `several` is a list with a value for each text.
+    Each field of `several` is a list with a value for each text. In the answer to a
+    single text, the fields are the values themselves.
     """
     left_out = set() if message.alternatives else {"alternatives"}
     left_out |= set() if is_auto(message.source) else {"detectedLanguage"}
