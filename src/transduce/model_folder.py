@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from hashlib import blake2b
 from os import PathLike
 from os.path import lexists
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import numpy as np
-from jaxtyping import Float, Float32, Int8, Shaped
+from jaxtyping import Float, Float32, Int8, Shaped, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -136,6 +137,10 @@ class StoredWeights(Mapping[str, Array]):
 
     The file is mapped, and stays valid if another file replaces it. Raises
     `CheckpointError` if it is missing, damaged, or overwritten in place.
+
+    Pickled weights are the file's path and checksum: another process opens the file
+    again, and raises `CheckpointError` if its content has changed. Copies share the
+    map.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,6 +162,22 @@ class StoredWeights(Mapping[str, Array]):
         except (SafetensorError, OSError, ValueError) as error:
             raise damaged(path, error) from None
         self._tensors = {current_name(name): each for name, each in tensors.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reopened, (self.folder / self.path.name, self.checksum)
+
+    def __copy__(self) -> "StoredWeights":
+        return self
+
+    def __deepcopy__(self, memo: object) -> "StoredWeights":
+        return self
+
+    @cached_property
+    def checksum(self) -> str:
+        """Checksum of the file, which any single changed weight changes."""
+        self._require_unchanged()
+        content = np.frombuffer(self._map, dtype=np.uint8)
+        return blake2b(_sums(content), digest_size=SUM_BYTES).hexdigest()
 
     @property
     def tensors(self) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -223,6 +244,17 @@ class StoredWeights(Mapping[str, Array]):
                 f"{self.path}: the weights must stay as they are while they are in "
                 "use, but were overwritten; load the model again."
             )
+
+
+def _reopened(path: Path, checksum: str) -> StoredWeights:
+    """Open the weights that were pickled; `CheckpointError` if they have changed."""
+    weights = StoredWeights(path)
+    if weights.checksum != checksum:
+        raise CheckpointError(
+            f"{path}: the weights must be those of the pickled model, but have changed "
+            "since; load the model again."
+        )
+    return weights
 
 
 def _checked_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -309,10 +341,6 @@ class ModelFolder:
     """Candidates of source pieces; None if there is no shortlist."""
     is_quantized: bool = False
     """Whether weights and embeddings are in int8."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the place of the folder, which is opened again."""
-        return open_model, (self.arrays.folder,)
 
 
 class DescribedModel(Protocol):
@@ -539,13 +567,21 @@ def model_sum(path: Path) -> str:
             weights = np.memmap(folder / WEIGHTS, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:  # NumPy cannot map an empty file
         raise damaged(folder / WEIGHTS, error) from None
-    whole = len(weights) - len(weights) % np.dtype(np.uint64).itemsize
-    words = weights[:whole].view(np.uint64)
-    # Far faster than a cryptographic hash; any single changed weight changes it.
-    starts = np.arange(0, len(words), SUMMED_WORDS)
-    digest.update(np.add.reduceat(words, starts).tobytes() if len(words) else b"")
-    digest.update(weights[whole:].tobytes() + len(weights).to_bytes(8, "little"))
+    digest.update(_sums(weights))
     return digest.hexdigest()
+
+
+def _sums(content: UInt8[np.ndarray, " bytes"]) -> bytes:
+    """Return sums over parts of a file of weights, and its size.
+
+    Sums are far faster than a cryptographic hash; any single changed weight changes
+    one.
+    """
+    whole = len(content) - len(content) % np.dtype(np.uint64).itemsize
+    words = content[:whole].view(np.uint64)
+    starts = np.arange(0, len(words), SUMMED_WORDS)
+    sums = np.add.reduceat(words, starts).tobytes() if len(words) else b""
+    return sums + content[whole:].tobytes() + len(content).to_bytes(8, "little")
 
 
 def _may_be_ours(folder: Path) -> bool:

@@ -1,9 +1,13 @@
 """Weights are read from their file when needed, and equal the saved ones."""
 
 import os
+import pickle
 import shutil
 from collections.abc import Callable
+from copy import copy, deepcopy
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -15,12 +19,15 @@ from transduce.errors import CheckpointError, RequestError
 from transduce.model.config import ModelConfig
 from transduce.model_folder import (
     WEIGHTS,
+    ModelFolder,
     QuantizedWeight,
     open_model,
     quantized_names,
     write_search,
 )
 from transduce.search_config import SearchConfig
+from transduce.text.alignment import WordDictionary
+from transduce.text.shortlist import encode_pairs, learn_shortlist
 
 
 @pytest.fixture
@@ -244,3 +251,42 @@ def test_read_weights_outlive_their_file(folder: Path) -> None:
     expected = weight.copy()
     (folder / WEIGHTS).write_bytes(b"")
     assert np.array_equal(weight, expected)
+
+
+def pickled_and_loaded(folder: ModelFolder) -> ModelFolder:
+    return cast(ModelFolder, pickle.loads(pickle.dumps(folder)))
+
+
+@pytest.mark.parametrize("again", [copy, deepcopy, pickled_and_loaded])
+def test_a_copied_or_pickled_folder_keeps_replaced_fields(
+    folder: Path,
+    trained_checkpoint: Checkpoint,
+    again: Callable[[ModelFolder], ModelFolder],
+) -> None:
+    tokenizer = trained_checkpoint.tokenizer
+    pairs = encode_pairs([("one two", "eins zwei")], tokenizer)
+    shortlist = learn_shortlist(pairs, tokenizer)
+    dictionary = WordDictionary(translations={"one": "eins"})
+    opened = replace(
+        open_model(folder),
+        source_language="fr",
+        dictionary=dictionary,
+        shortlist=shortlist,
+    )
+    found = again(opened)
+    assert found.source_language == "fr"
+    assert found.dictionary == dictionary
+    assert found.shortlist is not None
+    assert found.shortlist.digest() == shortlist.digest()
+    assert found.tokenizer == tokenizer
+    for name, weight in opened.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], weight)
+
+
+@pytest.mark.parametrize("again", [copy, deepcopy])
+def test_a_copied_folder_is_not_opened_again(
+    folder: Path, again: Callable[[ModelFolder], ModelFolder]
+) -> None:
+    opened = open_model(folder)
+    shutil.rmtree(folder)
+    assert again(opened).arrays is opened.arrays

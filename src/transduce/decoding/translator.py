@@ -19,7 +19,6 @@ from transduce.architectures.config import (
     num_positions,
 )
 from transduce.decoding.backend import (
-    StoredModel,
     choose_device,
     choose_precision,
     decodes_natively,
@@ -120,11 +119,8 @@ EXCLUDED = (PAD, BOS)
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
-SETTINGS = (
-    *("search", "batch_positions", "source_language", "target_language"),
-    *("language_tag", "corpus_tag"),
-)
-"""Attributes of a translator that may be set, and are pickled with it."""
+UNPICKLED = {"models", "torch_model", "_pool"}
+"""Attributes of a translator that are made again when it is unpickled."""
 
 
 class Translator:
@@ -138,8 +134,9 @@ class Translator:
         translator.translate("A man sleeps.").text
 
     Several threads may use one translator at the same time. A pickled one has the paths
-    of its model folders and its settings, but no weights: another process loads the
-    same folders again. A copy shares the weights.
+    of its model folders and all attributes, but no weights: another process loads the
+    same weights again, and raises `CheckpointError` if they have changed. A copy shares
+    the weights.
 
     As a context manager, a translator ends its processes at the end of the block:
 
@@ -235,14 +232,29 @@ class Translator:
         """Copy as `copy.copy` does, since weights never change."""
         return copy(self)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the folders of the models, and all settings.
+    def __getstate__(self) -> dict[str, Any]:
+        """Return all attributes but loaded weights and processes.
 
         A model that is no folder but a `Checkpoint` is pickled with its weights.
         """
-        chosen = (self._checkpoints, self.device, self.precision, self.num_processes)
-        settings = {name: getattr(self, name) for name in SETTINGS}
-        return _opened, (type(self), *chosen), settings
+        kept = {
+            name: each for name, each in vars(self).items() if name not in UNPICKLED
+        }
+        return {**kept, "num_processes": self.num_processes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Prepare the models as `load` does, then set all attributes."""
+        kept = dict(state)
+        num_processes = kept.pop("num_processes")
+        choose_device(kept["device"].partition(":")[0])  # prepares this process
+        # The constructor of a subclass may take other arguments.
+        Translator.__init__(
+            self,
+            *(kept["_checkpoints"][0], kept["device"], *kept["_checkpoints"][1:]),
+            precision=kept["precision"],
+            num_processes=num_processes,
+        )
+        vars(self).update(kept)
 
     @property
     def is_native(self) -> bool:
@@ -805,19 +817,6 @@ class _PartSearch:
     """Minimum number of steps of a part."""
     bad_words: Sequence[Sequence[int]] = ()
     """Tokens of words that must not replace an unknown one."""
-
-
-def _opened(
-    kind: type[Translator],
-    models: Sequence[StoredModel],
-    device: str,
-    precision: PrecisionChoice,
-    num_processes: int,
-) -> Translator:
-    """Return a translator that is being unpickled, without its settings."""
-    choose_device(device.partition(":")[0])  # prepares this process, as `load` does
-    first, *rest = models
-    return kind(first, device, *rest, precision=precision, num_processes=num_processes)
 
 
 def _require_string(name: str, value: object) -> None:

@@ -9,6 +9,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from threading import Lock
+from typing import cast
 
 import numpy as np
 import pytest
@@ -33,6 +35,7 @@ from transduce.errors import (
     TransduceWarning,
 )
 from transduce.model.transformer import Transformer
+from transduce.model_folder import write_search
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.text.corpus import WINDOW_LINES, full_windows
@@ -41,6 +44,10 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 CPU = torch.device("cpu")
 SENTENCES = ["one two", "", "three"]
 BRIEF = SearchConfig(max_length=2)
+
+
+def pickled_and_loaded(translator: Translator) -> Translator:
+    return cast(Translator, pickle.loads(pickle.dumps(translator)))
 
 
 @pytest.fixture
@@ -288,15 +295,61 @@ def test_a_pickled_translator_opens_its_folders_again(
     expected = translator.translate(SENTENCES)
     monkeypatch.chdir("/")
     pickled = pickle.dumps(translator)
-    assert len(pickled) < (tmp_path / "one" / "model.safetensors").stat().st_size / 10
+    assert len(pickled) < (tmp_path / "one" / "model.safetensors").stat().st_size / 4
     with pickle.loads(pickled) as again:
         assert repr(again) == repr(translator)
         assert (again.search, again.num_processes) == (BRIEF, 2)
         assert again.translate(SENTENCES) == expected
     translator.close()
     shutil.rmtree(tmp_path / "two")
-    with pytest.raises(CheckpointError, match="two: must be a model or a run, but"):
+    with pytest.raises(CheckpointError, match="two/model.safetensors: the weights are"):
         pickle.loads(pickled)
+
+
+def test_a_pickled_translator_is_refused_where_a_model_has_changed(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(trained_checkpoint, tmp_path / "model")
+    translator = load(tmp_path / "model", device="cpu")
+    search = SearchConfig(beam_size=2)
+    write_search(tmp_path / "model", search)  # is pickled, so it may change
+    pickled = pickle.dumps(translator)
+    assert pickle.loads(pickled).search == translator.search != search
+    weights = trained_checkpoint.weights
+    changed = {n: w + (n == "embedding.weight") for n, w in weights.items()}
+    shutil.rmtree(tmp_path / "model")
+    save_model(replace(trained_checkpoint, weights=changed), tmp_path / "model")
+    for each in (pickled, pickle.dumps(translator)):
+        with pytest.raises(CheckpointError, match="but have changed since; load the"):
+            pickle.loads(each)
+
+
+class Polite(Translator):
+    """Translator with a constructor and an attribute of its own."""
+
+    def __init__(self, checkpoint: Checkpoint, greeting: str) -> None:
+        super().__init__(checkpoint, CPU)
+        self.greeting = greeting
+
+
+@pytest.mark.parametrize("again", [copy, deepcopy, pickled_and_loaded])
+def test_a_copied_or_pickled_translator_keeps_its_class_and_attributes(
+    trained_checkpoint: Checkpoint, again: Callable[[Translator], Translator]
+) -> None:
+    polite = Polite(trained_checkpoint, "Hello!")
+    polite.source_language = "fr"
+    found = again(polite)
+    assert isinstance(found, Polite)
+    assert (found.greeting, found.source_language) == ("Hello!", "fr")
+    assert found.translate(SENTENCES) == polite.translate(SENTENCES)
+
+
+def test_an_attribute_that_cannot_be_pickled_fails_when_pickling(
+    translator: Translator,
+) -> None:
+    vars(translator)["lock"] = Lock()
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(translator)
 
 
 def test_a_pickled_translator_keeps_its_target_language_and_tag(
