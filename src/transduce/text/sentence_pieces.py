@@ -299,7 +299,7 @@ class SentencePieceTokenizer:
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         encoded: list[list[int]] = []
         for tag, pieces in zip(tags, self._cut(rest, model), strict=True):
-            tagged = [tag, *pieces] if tag else pieces
+            tagged = [piece for piece in [tag, *pieces] if piece]
             encoded.append([self._ids.get(piece, self.unknown) for piece in tagged])
         return encoded
 

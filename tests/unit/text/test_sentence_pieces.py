@@ -158,6 +158,11 @@ def test_typed_special_tokens_are_text(text):
     assert min(tokenizer().encode(f"{text} a{text}")) > EOS
 
 
+def test_an_added_token_without_text_has_no_id() -> None:
+    damaged = replace(tokenizer(), added=("",))
+    assert damaged.unknown not in damaged.encode("the dog")
+
+
 def test_the_code_of_a_language_is_one_piece():
     expected = [*ids_of(">>deu<<"), *tokenizer().encode(" The dog")]
     assert tokenizer().encode(">>deu<< The dog") == expected
