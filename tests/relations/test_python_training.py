@@ -101,7 +101,7 @@ def test_observers_see_each_update(train):
         ({"settings": {"training": 3}}, "`training` must be a table"),
         ({"settings": ["training.steps=3"]}, "must be values by their names"),
         ({"settings": {3: 4}}, "must be values by their names"),
-        ({"observers": [print]}, "must have all methods of `RunObserver`, but <built"),
+        ({"observers": [print]}, r"`RunObserver`, but <built.* lacks `started`"),
         ({"preset": "parsing-wsj"}, "is for trees"),
         ({"dev_source": "dev.en"}, "must be given together"),
         ({"device": "tpu"}, "`device` must be"),
@@ -110,6 +110,12 @@ def test_observers_see_each_update(train):
 def test_a_wrong_argument_is_a_config_error(train, changes, message):
     with pytest.raises(ConfigError, match=message):
         train(**changes)
+
+
+def test_languages_are_arguments_or_settings(train, tmp_path):
+    train(settings={"languages.target": "de-AT"}, source_language="en-GB")
+    record = json.loads((tmp_path / "run" / "config.json").read_text("utf-8"))
+    assert record["settings"]["languages"] == {"source": "en-GB", "target": "de-AT"}
 
 
 def test_minutes_between_checkpoints_replace_the_presets_steps(train, tmp_path):

@@ -38,7 +38,6 @@ from transduce.experiments.run_folder import precision_of
 from transduce.experiments.start_model import open_start, settings_from
 from transduce.machine import Precision
 from transduce.settings import apply_mapping, shown
-from transduce.text.languages import LanguagesConfig
 from transduce.training.trainer import StepReport
 
 File = str | PathLike[str]
@@ -142,7 +141,7 @@ def train(
     files = _with_corpora(files, config).with_dev_sets(sets)
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
-    languages = LanguagesConfig().given(
+    languages = config.languages.given(
         {"source": source_language, "target": target_language}
     )
     config = replace(config, languages=languages)
@@ -165,11 +164,12 @@ def train(
 def _require_observers(observers: Sequence[object]) -> None:
     """Raise `ConfigError` before the run for an observer that lacks a method."""
     for each in observers:
-        if not isinstance(each, RunObserver):
-            raise ConfigError(
-                "An observer must have all methods of `RunObserver`, but "
-                f"{shown(each)} has not; make it a subclass."
-            )
+        for name in vars(RunObserver):
+            if name[0] != "_" and not callable(getattr(each, name, None)):
+                raise ConfigError(
+                    "An observer must have all methods of `RunObserver`, but "
+                    f"{shown(each)} lacks `{name}`; make it a subclass."
+                )
 
 
 def _dev_set(name: str, pair: object) -> DevSet:
