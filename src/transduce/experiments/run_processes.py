@@ -207,7 +207,7 @@ def _portable(names: Sequence[str], folder: Path) -> list[str]:
 def kept_precision(precision: Precision, recorded: object) -> Precision:
     """Return the precision of an earlier command's record for "auto", if it has one.
 
-    So the work continues on a machine for which "auto" would choose another.
+    The work then continues on a machine for which "auto" would choose another.
     """
     is_kept = precision == "auto" and recorded in get_args(Precision)
     return cast(Precision, recorded) if is_kept else precision

@@ -749,7 +749,7 @@ def _computing(table: TrainedTable2) -> str:
     products = f"Matrix products in {table.precision}"
     if not table.processors:
         return f"{products}."
-    said = f"{products}, on {' and '.join(table.processors)}."
+    text = f"{products}, on {' and '.join(table.processors)}."
     if len(table.processors) > 1:
-        said += " Times on different processors cannot be compared."
-    return said
+        text += " Times on different processors cannot be compared."
+    return text

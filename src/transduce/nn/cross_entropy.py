@@ -300,7 +300,7 @@ def _softmax(
     """Return the probabilities, and the logarithm of the sum of exponentials.
 
     The logarithm is the largest logit minus the logarithm of its probability, which is
-    never small. So each logit needs only one exponential.
+    never small. Each logit therefore needs only one exponential.
     """
     probabilities = logits.softmax(dim=-1, dtype=dtype)
     largest = logits.amax(dim=-1, keepdim=True).to(dtype)

@@ -4,8 +4,8 @@ The settings determine the pairs of an update. It is split into micro-batches th
 in memory, and each process computes some of them.
 
 The native library computes a batch on all cores. Between its calls, PyTorch and Python
-use only one core, for a third of an update's time if the model is small. So two batches
-are computed at once, each on one core.
+use only one core, for a third of an update's time if the model is small. Two batches
+are therefore computed at once, each on one core.
 
 On a GPU, the CPU starts every operator, and most operators read and write more than
 they compute. Triton's kernels compute several operators at once, and a CUDA graph
