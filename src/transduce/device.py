@@ -137,8 +137,8 @@ def choose_hardware(
     if number >= torch.cuda.device_count():
         raise RequestError(
             f"There must be a GPU for each process, but this machine has "
-            f"{torch.cuda.device_count()} and this is process {number + 1}; ask for "
-            "fewer processes."
+            f"{torch.cuda.device_count()} and this is process {number + 1}; start "
+            "fewer by `transduce train --devices`."
         )
     torch.cuda.set_device(number)
     # cuDNN builds a new attention plan for every pair of lengths, 7 to 10 ms of CPU

@@ -184,7 +184,8 @@ def _file(path: Path) -> Finding:
     if _is_text(beginning):
         return Finding(
             what="is a text file",
-            remedy="name the folder of the model here, and the text apart from it",
+            remedy="name the folder of the model first; give text by `transduce "
+            "translate MODEL --input FILE`",
         )
     return Finding(
         what="is a file, not a folder", remedy="name the folder that holds the model"

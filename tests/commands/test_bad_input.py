@@ -266,7 +266,7 @@ def test_a_missing_run_is_not_resumed(
     message = refuses("train", "--out", folder / out, "--resume", *options)
     assert message == (
         f"{folder / out}: must be a run to resume, but holds none; name another "
-        "folder, or train a new run there."
+        "folder, or start a new run there, without resuming."
     )
 
 

@@ -164,7 +164,7 @@ def test_a_broken_connection_keeps_the_downloaded_part(
     assert message == (
         f"{server.address}{path}: cannot be fetched (the connection broke off after "
         f"1,000 of {size:,} bytes); run the command again, which keeps what has come, "
-        "or name another mirror."
+        "or name another server by `transduce data --mirror`."
     )
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files == [tmp_path / "my data" / "downloads" / "train.en.gz.part"]
@@ -231,7 +231,8 @@ def test_an_archive_of_another_size_is_refused(
     message = refuses("data", "wmt14-en-de", "--out", out, "--mirror", server.address)
     assert message == (
         f"{server.address}/wmt13/training-parallel-europarl-v7.tgz: must be "
-        "657,632,379 bytes long, but the server announces 10; name another mirror."
+        "657,632,379 bytes long, but the server announces 10; name another server by "
+        "`transduce data --mirror`."
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -271,7 +272,7 @@ def test_a_file_missing_on_the_server_is_refused(
     del server.files[path_of(multi30k, 0)]
     assert refuses(*command_line(server, tmp_path)) == (
         f"{server.address}{path_of(multi30k, 0)}: the server must send the file, but "
-        "answers 404 Not Found; name another mirror."
+        "answers 404 Not Found; name another server by `transduce data --mirror`."
     )
     assert list(tmp_path.iterdir()) == []
 

@@ -400,7 +400,7 @@ def test_teachers_with_different_vocabularies_are_refused(
         (("--preset", "student-tny"), "did you mean `student-tiny`?"),
         (
             ("--set", "tokenizer.vocab_size=999"),
-            "Settings of `tokenizer` have",
+            'vocabulary; leave them out, or give "new" as `vocabulary`.',
         ),
         (("--set", "training.best_by=f1"), "`training.best_by` must be one of"),
         (("--set", "model.d_model=65536"), "Training must fit in the"),

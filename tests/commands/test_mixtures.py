@@ -416,7 +416,7 @@ def test_sources_without_a_tag_need_a_language_that_is_known(
     message = refuses(*text)
     assert message.endswith(
         f"{several / 'run'}: the model has several target languages, but that of "
-        f"{source} is unknown; name the target language, or put a tag such as "
+        f"{source} is unknown; set `languages.target`, or put a tag such as "
         ">>de<< before each source."
     )
     source.write_text("".join(f">>fr<< {line}" for line in lines))
@@ -465,7 +465,10 @@ def test_replayed_text_is_a_corpus_with_a_share(several, succeeds, refuses, tmp_
     succeeds(*again, *options)
     other = (*text, "--replay", *old, "--replay-share", "0.3")
     said = refuses(*again, *other)
-    assert "`corpora` of the run to resume are others" in said
+    assert (
+        "the corpora (`corpora`) of the run to resume differ from those requested; "
+        in said
+    )
     for given, message in (
         ((*text, "--replay-share", "0.3"), "--replay-share needs the text"),
         ((*text, "--replay", *old, "--replay-share", "1"), "below 1, but is 1"),

@@ -340,8 +340,8 @@ def test_force_is_not_offered_for_a_run_beside_other_files(refuses, run) -> None
     shutil.copytree("text", "run/data")
     said = refuses("train", "--preset", "tiny", *CORPUS, "--no-dev", "--out", "run")
     assert said == (
-        "run: the output folder must be new or empty, but is not; resume that run, "
-        "or choose another folder."
+        "run: the output folder must be new or empty, but is not; resume that run "
+        "by `transduce train --resume`, or choose another folder."
     )
 
 

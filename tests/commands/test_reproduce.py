@@ -216,6 +216,18 @@ def test_a_folder_that_holds_something_is_left_alone(
             "RUNS must have no value twice, but r is given more than once",
         ),
         (
+            ("scaling", "--out", "o", "--d-k", "0"),
+            "`--d-k` must be at least 1, but is 0.",
+        ),
+        (
+            ("scaling", "--out", "o", "--d-k", "64", "5000"),
+            "`--d-k` must be at most 4,096, but is 5000.",
+        ),
+        (
+            ("scaling", "--out", "o", "--heads", "0"),
+            "`--heads` must be at least 1, but is 0.",
+        ),
+        (
             ("scaling", "--out", "o", "--set", "training.seed=3"),
             "`training.seed` must not be changed by --set in this experiment; use --se",
         ),

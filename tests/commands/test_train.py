@@ -327,11 +327,16 @@ def test_a_fitting_preset_is_proposed_if_none_is_given(
 ) -> None:
     out = ("--out", tmp_path / "run", "--device", "cpu")
     message = refuses("train", *corpus_options, *out)
-    proposed = "the preset multi30k with training.steps=3000 fits it: `transduce train "
-    assert f"of 40 pairs; {proposed}--preset multi30k --set training" in message
+    proposed = "multi30k with `training.steps` set to 3000 fits it: `transduce train "
+    assert (
+        f"of 40 pairs; the preset {proposed}--preset multi30k --set training" in message
+    )
     message = refuses("train", "--trees", trees, *out)
-    proposed = "the preset parsing-small with training.steps=1200 fits it: `transduce "
-    assert f"of 3 trees; {proposed}train --preset parsing-small --set" in message
+    proposed = "parsing-small with `training.steps` set to 1200 fits it: `transduce "
+    assert (
+        f"of 3 trees; the preset {proposed}train --preset parsing-small --set"
+        in message
+    )
     assert list(tmp_path.iterdir()) == [trees]
 
 

@@ -165,7 +165,9 @@ def test_the_optimizer_of_a_run_is_continued(
 
 def test_an_optimizer_that_is_not_there_is_refused(refuses, model, options) -> None:
     refusal = refuses("train", "--from", model, "--keep-optimizer", *options)
-    assert refusal.startswith(f"{model}: must be a run with a checkpoint")
+    assert refusal.startswith(
+        f"{model}: `keep_optimizer` needs a run with a checkpoint"
+    )
     assert not options[-1].exists()
 
 
@@ -206,8 +208,8 @@ def test_files_of_another_language_are_refused(refuses, run, options, tmp_path) 
     options = (*options[:3], french, *options[4:])
     assert refuses("train", "--from", run, *options) == (
         f"{run}: the target language of the model is German, but the files' endings "
-        "name French (fr); give files of the model's language, or confirm the files' "
-        "language by --target-language."
+        "name French (fr); give files of the model's language, or set "
+        "`languages.target` to the files' language."
     )
     assert not options[-1].exists()
 

@@ -92,7 +92,12 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
 }
 
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "text": ("text.en", "Ein Satz über Bäume.\n".encode(), "is a text file; name the"),
+    "text": (
+        "text.en",
+        "Ein Satz über Bäume.\n".encode(),
+        "is a text file; name the folder of the model first; give text by `transduce "
+        "translate MODEL --input FILE`.",
+    ),
     "text cut within a letter": ("t", b"x" * 4_095 + "ä".encode() * 9, "is a text"),
     "weights": ("w.safetensors", b"\0\1", "is a file of weights, which needs"),
     "PyTorch": ("pytorch_model.bin", b"PK\3\4", "another program's weights,"),

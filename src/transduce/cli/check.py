@@ -156,7 +156,7 @@ def _refuse_dev(files: RunFiles, run: RunConfig) -> None:
     """
     if isinstance(files, CorpusFiles):
         require_dev_sets(files, run)
-    faults = [] if files.has_dev else list(faults_without_dev(run.training))
+    faults = [] if files.has_dev else list(faults_without_dev(run))
     if faults and not can_hold_out(files, run.training.seed):
         raise ConfigError(faults[0])
 

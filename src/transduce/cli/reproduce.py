@@ -59,6 +59,7 @@ from transduce.files import require_new_folder
 from transduce.machine import Precision, keep_freed_memory
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import Tokenize
+from transduce.settings import require_between
 from transduce.text.languages import LanguagesConfig, guess_all
 
 VARIED = {
@@ -526,6 +527,9 @@ def scaling(
     precision
         Precision of matrix products in training, the same in all rows.
     """
+    require_between("--heads", heads, 1, scaling_experiment.MAX_HEADS)
+    for width in d_k:
+        require_between("--d-k", width, 1, scaling_experiment.MAX_WIDTH)
     refuse_settings(settings, SEEDED | VARIED)
     base = changed_by_options(scaling_experiment.base_config(steps), None, settings)
     runs = scaling_experiment.scores_runs(out.absolute(), base, d_k, heads, seeds)

@@ -174,7 +174,7 @@ def require_rule(name: str) -> None:
     if name == "not-text":
         raise ConfigError(
             "The rule not-text must be applied, since training refuses such lines, but "
-            "is switched off; switch it on."
+            "is switched off; leave it out of `off`."
         )
     if name not in RULES:
         raise ConfigError(unknown_name("rule", name, RULES))

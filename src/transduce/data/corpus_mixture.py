@@ -156,7 +156,7 @@ def require_mixture(
     if stages and not corpora:
         raise ConfigError(
             "`stages` are weights of corpora, but no corpus has a name; list the "
-            "corpora in `corpora`, each with its name."
+            "corpora with their names in `corpora`, or by `transduce train --corpus`."
         )
     names = [corpus.name for corpus in corpora]
     for message in (
@@ -175,7 +175,8 @@ def _contradictions_of_corpora(
         if names.count(name) > 1:
             yield (
                 f"Each corpus must have a name of its own, but {names.count(name)} are "
-                f"named {name}; give several files of one corpus as a list."
+                f"named {name}; give several files of one corpus as a list in "
+                "`corpora`."
             )
     given = [corpus.weight is not None for corpus in corpora]
     needed = not stages or not all(stage.weights for stage in stages)

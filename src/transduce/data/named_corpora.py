@@ -106,7 +106,7 @@ def fetch(file: RemoteFile, path: Path, observer: DownloadObserver) -> None:
         part.unlink()
         raise DataError(
             f"{file.url}: {fault}; what came is removed, so run the command again, or "
-            "name another mirror."
+            "name another server by `transduce data --mirror`."
         )
     part.replace(path)
 
@@ -138,7 +138,8 @@ def _complete(file: RemoteFile, part: Path, observer: DownloadObserver) -> None:
             if pause is None:
                 raise DataError(
                     f"{file.url}: cannot be fetched ({error}); run the command again, "
-                    "which keeps what has come, or name another mirror."
+                    "which keeps what has come, or name another server by `transduce "
+                    "data --mirror`."
                 ) from None
             observer.waiting(file, str(error), pause)
             time.sleep(pause)
@@ -182,7 +183,7 @@ def _ask(url: str, part: Path) -> HTTPResponse:
         elif error.code not in MAY_PASS and error.code < SERVER_FAULT:
             raise DataError(
                 f"{url}: the server must send the file, but answers {answer}; name "
-                "another mirror."
+                "another server by `transduce data --mirror`."
             ) from None
         raise _TransferError(f"the server answered {answer}") from None
     except (OSError, HTTPException) as error:
@@ -205,7 +206,8 @@ def _offer(file: RemoteFile, response: HTTPResponse, asked_from: int) -> _Offer:
     if is_known and offer.total != file.size_bytes:
         raise DataError(
             f"{file.url}: must be {file.size_bytes:,} bytes long, but the server "
-            f"announces {offer.total:,}; name another mirror."
+            f"announces {offer.total:,}; name another server by `transduce data "
+            "--mirror`."
         )
     return replace(offer, total=offer.total or file.size_bytes)
 
@@ -220,7 +222,8 @@ def _too_much(file: RemoteFile, part: Path) -> DataError:
     part.unlink(missing_ok=True)
     return DataError(
         f"{file.url}: must be at most {file.max_bytes:,} bytes long, but the server "
-        "sends more; the partial download is removed; name another mirror."
+        "sends more; the partial download is removed; name another server by "
+        "`transduce data --mirror`."
     )
 
 

@@ -71,7 +71,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     training, is_parser = config.training, isinstance(files, TreebankFiles)
     will_have_dev = files.has_dev or config.evaluation.hold_out
     if not will_have_dev:
-        yield from faults_without_dev(training)
+        yield from faults_without_dev(config)
     metrics = ("auto", *files.metrics, "loss")
     if will_have_dev and training.best_by not in metrics:
         known = ", ".join(f'"{metric}"' for metric in metrics)
@@ -105,12 +105,15 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     yield from _contradictions_of_architecture(config, is_parser)
 
 
-def faults_without_dev(training: TrainingConfig) -> Iterator[str]:
+def faults_without_dev(config: RunConfig) -> Iterator[str]:
     """Yield a message for each setting that needs a dev corpus, as there is none."""
-    fault = (
-        "needs a dev corpus, but there is none; give one, or set `evaluation.hold_out` "
-        "to true"
-    )
+    training, fault = config.training, "needs a dev corpus, but there is none"
+    if config.evaluation.hold_out:
+        fault += ", as the corpus is too small to hold one out; give dev files"
+    else:
+        fault += (
+            "; give dev files, or hold out a part of the corpus (`evaluation.hold_out`)"
+        )
     if training.patience is not None:
         yield f"`training.patience` {fault}."
     if training.best_by == "loss":
@@ -137,7 +140,7 @@ def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator
     if has_several and files.has_dev and config.languages.target is None:
         yield (
             "The target language of the dev corpus must be known, as the corpora have "
-            "several; name that language."
+            "several; set `languages.target`."
         )
 
 

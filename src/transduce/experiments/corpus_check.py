@@ -130,7 +130,7 @@ class EpochReport:
     def proposal(self) -> str:
         """Name of the fitting preset, and the setting that makes it fit."""
         steps = self.fitting_steps
-        fewer = "" if steps is None else f" with training.steps={steps}"
+        fewer = "" if steps is None else f" with `training.steps` set to {steps}"
         return f"the preset {self.fitting_preset}{fewer}"
 
     @property
@@ -669,7 +669,7 @@ def _training_advice(
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} read only {percent(epoch.epochs)} "
             "of the corpus",
-            remedy=f"read all of it once with training.steps={epoch.updates}",
+            remedy=f"set `training.steps` to {epoch.updates} to read all of it once",
         )
     if epoch.steps > epoch.fewer_steps:
         is_other = epoch.fitting_preset is not None
@@ -677,7 +677,7 @@ def _training_advice(
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} make {epoch.epochs:,.0f} epochs "
             "of the corpus",
-            remedy=f"{other}take fewer steps: training.steps={epoch.fewer_steps} makes "
+            remedy=f"{other}set `training.steps` to {epoch.fewer_steps} for "
             + counted(round(epoch.fewer_steps / epoch.updates), "epoch"),
         )
     if epoch.padding > MUCH_PADDING:

@@ -605,7 +605,7 @@ def require_own_tokenizer(
     if vocabulary == "teacher" and student.tokenizer != preset_named(preset).tokenizer:
         raise ConfigError(
             "Settings of `tokenizer` have no effect, as the student has the teachers' "
-            "vocabulary; leave them out, or let the student learn a new vocabulary."
+            'vocabulary; leave them out, or give "new" as `vocabulary`.'
         )
 
 

@@ -782,7 +782,7 @@ def require_start(name: str, *, has_start: bool) -> None:
     if name == ADAPT and not has_start:
         raise ConfigError(
             f"The preset {ADAPT} trains a trained model further; name the model to "
-            "start from, or choose another preset."
+            "start from (`transduce train --from`), or choose another preset."
         )
 
 

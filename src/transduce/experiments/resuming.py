@@ -50,8 +50,8 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
         requested = getattr(config, name)
         if requested and requested != getattr(recorded, name):
             raise ConfigError(
-                f"{out}: `{name}` of the run to resume are others than are requested; "
-                "leave them out, or start another run."
+                f"{out}: the {name} (`{name}`) of the run to resume differ from those "
+                "requested; leave them out, or start another run."
             )
     tables = (f.name for f in fields(config) if is_dataclass(getattr(config, f.name)))
     for name in tables:
@@ -146,7 +146,8 @@ def _lengthened(
     if training.schedule == "plateau" and rate < training.least_rate:
         raise ConfigError(
             f"{run}: the schedule plateau has ended the run, as its learning rate is "
-            "below `training.least_rate`; start a new run from it."
+            "below `training.least_rate`; start a new run from it by `transduce "
+            "train --from`."
         )
     by_reward = training.reward_steps
     if training.reward == "none" or by_reward is None:

@@ -135,7 +135,7 @@ class RunCheckpoints:
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error} The run starts from this model and has no checkpoint yet; "
-                "start the run anew."
+                "start the run anew by `transduce train --force`."
             ) from None
         return TrainingPoint(model, state)
 

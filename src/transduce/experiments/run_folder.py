@@ -127,7 +127,7 @@ class RunFolder:
             corpus = prepare_run_corpus(files, config, new, sibling_runs, encoder)
             if corpus.dev is None:  # there may be too few pairs to hold one out
                 config = config if start is None else without_default_patience(config)
-                for message in faults_without_dev(config.training):
+                for message in faults_without_dev(config):
                     raise ConfigError(message)
             model = replace(
                 config.model,
@@ -148,11 +148,11 @@ class RunFolder:
                 raise CheckpointError(
                     f"{path / TRAINING}: must hold the training text of the run to "
                     "resume, but is missing; restore it, or start another run from "
-                    "the run's model."
+                    "the run's model by `transduce train --from`."
                 )
             raise CheckpointError(
                 f"{path}: must be a run to resume, but holds none; name another "
-                "folder, or train a new run there."
+                "folder, or start a new run there, without resuming."
             )
         record = read_json(path / RUN_CONFIG)
         if record.get("format") != RUN_FORMAT:
@@ -282,9 +282,11 @@ class RunFolder:
         signs = (AVERAGED, EARLIER_AVERAGES, f"{CHECKPOINTS}/{DAMAGED}*")
         if SAVED not in before and not any(any(self.path.glob(s)) for s in signs):
             return
-        remedy = "start the run anew"
+        remedy = "start the run anew by `transduce train --force`"
         if self.last_model.is_dir():
-            remedy = "start another run from the run's model"
+            remedy = (
+                "start another run from the run's model by `transduce train --from`"
+            )
         raise CheckpointError(
             f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, from "
             f"which it continues, but holds none to use; restore it, or {remedy}."
@@ -367,12 +369,13 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
         return
     kind, remedy = ConfigError, "choose another"
     if is_run(path):
-        remedy = "resume that run, or choose another folder"
+        resuming = "resume that run by `transduce train --resume`"
+        remedy = f"{resuming}, or choose another folder"
         # Overwriting is offered only if it is not refused afterwards.
         with suppress(ConfigError):
             require_replaceable_run(path, files.paths)
             kind = OverwriteError
-            remedy = "resume that run, choose another folder, or overwrite it"
+            remedy = f"{resuming}, choose another folder, or overwrite it"
     raise kind(f"{path}: the output folder must be new or empty, but is not; {remedy}.")
 
 

@@ -38,7 +38,6 @@ from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import ModelConfig, Scores
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import Part, Picture, Report, Section, Table, columns
-from transduce.settings import require_between
 
 KINDS: tuple[Scores, ...] = get_args(Scores)
 PRESET = "quickstart"
@@ -177,9 +176,6 @@ def scores_runs(
 
     Raises `ConfigError` if a width or a seed is impossible.
     """
-    require_between("heads", heads, 1, MAX_HEADS)
-    for d_k in widths:
-        require_between("d_k", d_k, 1, MAX_WIDTH)
     return [
         ScoresRun(
             row=f"{kind}-dk{d_k}",

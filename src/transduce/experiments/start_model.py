@@ -138,9 +138,8 @@ def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
     saved = newest_first(path) if is_run(path) else []
     if not saved:
         raise ConfigError(
-            f"{path}: must be a run with a checkpoint to keep the optimizer, as only "
-            "that has its moments, but is none; start from a run, or without the "
-            "optimizer."
+            f"{path}: `keep_optimizer` needs a run with a checkpoint, as only that has "
+            "the moments of an optimizer; leave it out, or start from a run."
         )
     model, state = load_model(saved[0]), load_training_state(saved[0])
     earlier = state.progress.step + state.progress.earlier_updates
@@ -287,15 +286,15 @@ def _require_moments(start: StartModel, config: RunConfig) -> None:
         before = getattr(settings_of(start.path).training, name)
         if (now := getattr(config.training, name)) != before:
             raise ConfigError(
-                f"{start.path}: the run's optimizer is to be kept, whose "
+                f"{start.path}: `keep_optimizer` continues the run's optimizer, whose "
                 f"`training.{name}` is {shown(before)}, but {shown(now)} is requested; "
-                "leave the setting out, or start without the optimizer."
+                "leave one of them out."
             )
     if ("learned_start", True, False) in _differences(start, config):
         raise ConfigError(
-            f"{start.path}: the run's optimizer is to be kept, whose moments would "
-            "change the embedding of the start token, but `model.learned_start` is "
-            "false; leave the setting out, or start without the optimizer."
+            f"{start.path}: `keep_optimizer` continues the run's optimizer, whose "
+            "moments would change the embedding of the start token, but "
+            "`model.learned_start` is false; leave one of them out."
         )
     model = built(config.model, start.model.weights)
     require_moments(model, config.training, start.state.tensors)
@@ -329,7 +328,7 @@ def languages_from(
                 f"{start.path}: the {side} language of the model is "
                 f"{english_name(known)}, but the files' endings name "
                 f"{english_name(found)} ({found}); give files of the model's language, "
-                f"or confirm the files' language by --{side}-language."
+                f"or set `languages.{side}` to the files' language."
             )
     return LanguagesConfig(**tags)
 
@@ -376,8 +375,8 @@ def _require_tagged(start: StartModel, files: CorpusFiles) -> None:
                 tag = tokenizer.language_tags[0]
                 raise ConfigError(
                     f"{start.path}: the model has several target languages, but that "
-                    f"of {path} is unknown; name the target language, or put a tag "
-                    f"such as {tag} before each source."
+                    f"of {path} is unknown; set `languages.target`, or put a tag such "
+                    f"as {tag} before each source."
                 )
 
 

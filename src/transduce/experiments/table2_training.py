@@ -243,7 +243,7 @@ def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
         raise ConfigError(
             f"The {architecture_of(model)} system must get about {target:,} "
             f"parameters, but the nearest size has {num_parameters(best):,}; choose "
-            "another scale, or match none."
+            'another `scale`, or "none" as `match`.'
         )
     return replace(best, vocab_size=config.model.vocab_size)
 

@@ -139,8 +139,8 @@ def require_weights(checkpoint: Checkpoint) -> None:
     if bool(start.any()):
         raise RequestError(
             f"A model for {TARGET} must have zeros as the embedding of its start "
-            "token, but has others; start a run from it with the setting "
-            "`model.learned_start=false`."
+            "token, but has others; start a run from it by `transduce "
+            "train --from MODEL --set model.learned_start=false`."
         )
 
 

@@ -196,7 +196,8 @@ def advice(missing: Collection[str]) -> str:
     return (
         f"No installed font has {len(missing):,} of the picture's characters ({some}), "
         f"so their code points are drawn; install a font that has them, such as "
-        f"{font}, or write a page, which uses the browser's fonts."
+        f"{font}, or write a page (`transduce attention --out`), which uses the "
+        "browser's fonts."
     )
 
 

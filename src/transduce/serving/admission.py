@@ -193,11 +193,12 @@ class GuardOrigins:
             )
         if origin is not None and not config.allows_origin(origin, host or ""):
             is_name = _canonical_origin(origin) is not None
-            named = "" if is_name else " '*'"
+            value = "" if is_name else " '*'"
+            effect = "" if is_name else ", which allows all sites"
             return (
                 "Pages of other sites need permission to use this server, but "
                 f"{_quoted(origin)} has none; allow it by `transduce serve "
-                f"--cors-origins{named}`."
+                f"--cors-origins{value}`{effect}."
             )
         return None
 

@@ -388,7 +388,8 @@ def require_moments(
             raise VersionError(
                 f"The training state must hold `{missing[0]}.{name}`, but holds "
                 f"`{found[0]}.{name}`; it was saved by another version of transduce: "
-                "resume with that version, or start another run from the model."
+                "resume with that version, or start another run from the model by "
+                "`transduce train --from`."
             )
         raise CheckpointError(
             f"The training state must hold `{missing[0]}.{name}` of the model's shape, "

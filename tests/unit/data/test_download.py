@@ -170,7 +170,10 @@ def test_a_temporary_error_is_retried_and_then_reported(
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
 def test_a_refusal_is_reported_at_once(file, path, observer, server, status, listed):
     server.answer_once(status=status)
-    with pytest.raises(DataError, match=f"answers {status} .*another mirror"):
+    with pytest.raises(
+        DataError,
+        match=f"answers {status} .*another server by `transduce data --mirror`",
+    ):
         fetch(file, path, observer)
     assert len(server.asked) == 1
     assert listed() == []
@@ -186,7 +189,7 @@ def test_an_unreachable_server_is_reported_in_one_sentence(
         fetch(RemoteFile(url=url), path, observer)
     assert str(raised.value) == (
         f"{url}: cannot be fetched (Connection refused); run the command again, which "
-        "keeps what has come, or name another mirror."
+        "keeps what has come, or name another server by `transduce data --mirror`."
     )
     assert len(observer.reasons) == 2
     assert listed() == []

@@ -46,7 +46,8 @@ def test_no_preset_has_contradicting_settings(name: str) -> None:
         (
             TEXT,
             ["training.patience=3", NONE_HELD_OUT],
-            "`training.patience` needs a dev corpus",
+            "`training.patience` needs a dev corpus, but there is none; give dev "
+            r"files, or hold out a part of the corpus \(`evaluation\.hold_out`\)\.",
         ),
         (
             TEXT,

@@ -405,7 +405,7 @@ def _with_training(**changes: int) -> RunConfig:
     ("config", "problem"),
     [
         (_with_training(steps=5_000), "5,000 steps make 5,000 epochs of the corpus"),
-        (_with_training(steps=5_000), "--set training.steps=100 makes 100 epochs"),
+        (_with_training(steps=5_000), "set `training.steps` to 100 for 100 epochs."),
         (TINY, "of the 400 sub-words of tokenizer.vocab_size"),
     ],
 )
@@ -422,7 +422,8 @@ def test_too_few_steps_for_one_epoch_get_advice(check):
     assert report.epoch is not None
     problems = _problems(report)
     assert f"2 steps read only {2 / report.epoch.updates:.0%} of" in problems
-    assert f"--set training.steps={report.epoch.updates}." in problems
+    remedy = f"set `training.steps` to {report.epoch.updates} to read all of it once."
+    assert remedy in problems
 
 
 def test_epochs_of_a_weighted_mixture_do_not_read_the_corpus_once(check):
@@ -558,9 +559,10 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
         require_fitting(report, "translation")
     assert str(refused.value) == (
         "A preset must be chosen for a corpus of 3 pairs; the preset multi30k with "
-        "training.steps=3000 fits it: `transduce train --preset multi30k --set "
-        "training.steps=3000`. (The paper's preset base would train 100,000 epochs; "
-        "`transduce train --preset base --however-long` chooses it all the same.)"
+        "`training.steps` set to 3000 fits it: `transduce train --preset multi30k "
+        "--set training.steps=3000`. (The paper's preset base would train 100,000 "
+        "epochs; `transduce train --preset base --however-long` chooses it all the "
+        "same.)"
     )
     training = replace(PRESETS["base"].training, steps=20)
     require_fitting(
@@ -574,12 +576,12 @@ def test_settings_for_larger_corpora_are_refused_with_those_that_fit(
     [
         (
             "base",
-            "choose the preset multi30k with training.steps=3000, which fits it, or "
-            "take fewer steps: training.steps=8000 makes 8,000 epochs.",
+            "choose the preset multi30k with `training.steps` set to 3000, which "
+            "fits it, or set `training.steps` to 8000 for 8,000 epochs.",
         ),
         (
             "multi30k",
-            "; take fewer steps: training.steps=3000 makes 3,000 epochs.",
+            "; set `training.steps` to 3000 for 3,000 epochs.",
         ),
     ],
 )
@@ -596,7 +598,7 @@ def test_the_advised_steps_get_no_advice(
     small = PRESETS["multi30k"]
     config = replace(small, training=replace(small.training, steps=steps))
     problems = _problems(check(*GOOD, config=config))
-    assert ("take fewer steps" in problems) == is_advised_on
+    assert ("set `training.steps` to 3000 " in problems) == is_advised_on
 
 
 def test_a_proposal_keeps_the_steps_of_a_preset_that_fits(
@@ -617,7 +619,9 @@ def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
     files = TreebankFiles(trees=(treebank,))
 
     fitting = check_treebank(files, PRESETS["parsing-small"])
-    assert "take fewer steps" not in "".join(map(str, advise_on_treebank(fitting)))
+    assert "set `training.steps` to " not in "".join(
+        map(str, advise_on_treebank(fitting))
+    )
     large = PRESETS["parsing-wsj"]
     for copies in (0, 2):
         augmentation = replace(large.treebank.augmentation, copies=copies)

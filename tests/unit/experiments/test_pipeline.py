@@ -792,7 +792,7 @@ def test_default_settings_must_fit_the_corpus(
     base = replace(PRESETS["base"], model=TINY.model)
     with pytest.raises(
         ConfigError,
-        match="the preset multi30k with training.steps=3000 fits it",
+        match="the preset multi30k with `training.steps` set to 3000 fits it",
     ):
         train(
             files,
@@ -844,7 +844,7 @@ def test_a_preset_must_train_within_two_weeks_unless_its_length_is_chosen(
     out, notes = tmp_path / "run", Notes()
     message = (
         "would take about .* here; choose the preset multi30k with "
-        "training.steps=3000, set fewer steps .* or accept any length"
+        "`training.steps` set to 3000, set fewer steps .* or accept any length"
     )
     base = replace(PRESETS["base"], model=TINY.model, training=LONG.training)
     with pytest.raises(ConfigError, match=message):

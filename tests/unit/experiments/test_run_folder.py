@@ -130,7 +130,9 @@ def test_a_folder_that_is_not_a_run_is_refused(run: RunFolder, missing: str) -> 
 def test_a_run_without_its_text_is_told_from_none(run: RunFolder, missing: str) -> None:
     (run.path / missing).rename(run.path.parent / "elsewhere")
     with pytest.raises(
-        CheckpointError, match=f"^{run.path}/corpus/training: .* is missing; restore it"
+        CheckpointError,
+        match=f"^{run.path}/corpus/training: .* is missing; restore it, "
+        "or start another run from the run's model by `transduce train --from`\\.$",
     ):
         RunFolder.open(run.path)
 
@@ -170,7 +172,10 @@ def test_settings_that_need_a_dev_corpus_are_refused_if_pairs_are_too_few_for_on
     config = apply_assignments(TINY, assignments)
     assert config.evaluation.hold_out
     name = assignments[0].partition("=")[0]
-    message = f"`{name}` .*needs a dev corpus, but there is none"
+    message = (
+        f"`{name}` .*needs a dev corpus, but there is none, as the corpus is too small "
+        "to hold one out; give dev files"
+    )
     with pytest.raises(ConfigError, match=message):
         create(tmp_path / "run", files, config)
     assert not (tmp_path / "run").exists()
@@ -201,9 +206,18 @@ def test_checkpoints_are_in_the_order_of_their_steps(run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("sign", "remedy"),
     [
-        ("averaged", "start another run from the run's model"),
-        ("averaged-00000020", "start another run from the run's model"),
-        ("checkpoints/damaged-stopped", "start the run anew"),
+        (
+            "averaged",
+            "start another run from the run's model by `transduce train --from`",
+        ),
+        (
+            "averaged-00000020",
+            "start another run from the run's model by `transduce train --from`",
+        ),
+        (
+            "checkpoints/damaged-stopped",
+            "start the run anew by `transduce train --force`",
+        ),
     ],
 )
 def test_a_trained_run_without_checkpoints_is_refused_with_a_remedy(

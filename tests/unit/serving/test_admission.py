@@ -109,7 +109,10 @@ def test_a_local_server_answers_its_own_pages_and_allowed_origins(
             "chrome-extension://localhost",
             "allow it by `transduce serve --cors-origins`.",
         ),
-        ("null", "allow it by `transduce serve --cors-origins '*'`."),
+        (
+            "null",
+            "allow it by `transduce serve --cors-origins '*'`, which allows all sites.",
+        ),
     ],
 )
 def test_a_refusal_of_an_origin_names_an_option_that_allows_it(
