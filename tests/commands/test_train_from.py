@@ -171,6 +171,24 @@ def test_an_optimizer_that_is_not_there_is_refused(refuses, model, options) -> N
     assert not options[-1].exists()
 
 
+@pytest.mark.parametrize(
+    ("setting", "fault"),
+    [
+        ("training.optimizer=muon", "`training.optimizer` is 'adam', but 'muon' is"),
+        ("model.learned_start=false", "`model.learned_start` is false; leave one"),
+    ],
+)
+def test_a_setting_that_a_kept_optimizer_does_not_fit_is_refused(
+    refuses, run, options, setting: str, fault: str
+) -> None:
+    kept = ("--from", run, "--keep-optimizer", "--set", setting)
+    refusal = refuses("train", *kept, *options)
+    assert refusal.startswith(f"{run}: `keep_optimizer` continues the run's optimizer,")
+    assert fault in refusal
+    assert refusal.endswith("; leave one of them out.")
+    assert not options[-1].exists()
+
+
 def test_the_dropout_of_a_start_may_change(succeeds, run, options) -> None:
     out, settings = options[-1], (*SHORT, "model.dropout=0.3")
     options = (*options[:-9], "--set", *settings, "--out", out)

@@ -164,7 +164,8 @@ def test_matrix_products_are_computed_in_the_chosen_precision(dtype):
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert choose_hardware("cuda", number=1).device == torch.device("cuda", 1)
-    with pytest.raises(RequestError, match="has 2 and this is process 3; ask for fewe"):
+    message = "has 2 and this is process 3; start fewer by `transduce train --devices`"
+    with pytest.raises(RequestError, match=message):
         choose_hardware("cuda", number=2)
 
 
