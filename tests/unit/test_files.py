@@ -608,7 +608,9 @@ def test_force_names_the_command_of_another_folder_on_one_line(
         (tmp_path / ".made-by").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         require_new_folder(tmp_path, force=True, made_by="quantize")
-    assert f"the same command wrote, but this one {said}" in str(caught.value)
+    assert f"the same command wrote can be overwritten, but this one {said}" in str(
+        caught.value
+    )
     assert str(caught.value).isprintable()
 
 

@@ -477,7 +477,9 @@ def test_a_system_that_forbids_new_processes_is_reported(
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(os, "fork", refused)
-    with pytest.raises(RequestError, match="allows none .Resource temp.*single process"):
+    with pytest.raises(
+        RequestError, match="allows none .Resource temp.*single process"
+    ):
         WorkerPool(alone, 2, "cpu")
 
 

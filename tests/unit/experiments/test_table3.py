@@ -262,7 +262,7 @@ def test_an_experiment_with_its_own_corpus_can_be_moved(
 
 def test_resuming_with_another_precision_is_refused(experiment: Experiment) -> None:
     experiment.begin()
-    pattern = r"experiment in this folder is fp32, but bf16 is requested; give"
+    pattern = r"experiment in this folder is fp32, but bf16 is requested; choose"
     with pytest.raises(ConfigError, match=pattern):
         replace(experiment, precision="bf16").begin()
 
