@@ -1,5 +1,5 @@
-/* Attention of one row at a time: its scores, their softmax, and the weighted sum of the
- * values, stage by stage for all heads. */
+/* Attention of one row at a time: its scores, their softmax, and the weighted sum of
+ * the values, stage by stage for all heads. */
 #include "decode/attention.h"
 
 #include <math.h>
