@@ -49,7 +49,7 @@ TESTS = (
     "tests/relations/test_graphed_decoder.py",
     "tests/relations/test_packed_training.py",
     "tests/unit/data/test_batches.py::test_a_batch_is_pinned_without_a_change",
-    "tests/unit/training/test_compiling.py",
+    "tests/relations/test_compiling.py",
 )
 WARM_UP, MEASURED = 3, 12
 """Number of updates to warm up, and number to measure."""
