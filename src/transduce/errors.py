@@ -50,6 +50,10 @@ class OverwriteError(ConfigError):
     The message says "overwrite it.", to which a command adds its option.
     """
 
+    def __init__(self, message: str) -> None:
+        assert "overwrite it." in message  # or the command could not add its option
+        super().__init__(message)
+
 
 class DataError(TransduceError):
     """A file cannot be used; the message names the file and, if known, the line."""
