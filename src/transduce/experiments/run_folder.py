@@ -367,7 +367,8 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
     if overwrite and path.is_dir():
         require_replaceable_run(path, files.paths)
         return
-    kind, remedy = ConfigError, "choose another"
+    kind: type[ConfigError] = ConfigError
+    remedy = "choose another"
     if is_run(path):
         resuming = "resume that run by `transduce train --resume`"
         remedy = f"{resuming}, or choose another folder"
