@@ -1,5 +1,5 @@
 /* Checks of the sizes and pointers that callers pass. The limits keep products of sizes
- * within int64_t, and sizes of matrices within the int of a BLAS. */
+ * within int64_t, and sizes of matrices within 32 bits. */
 #ifndef TRANSDUCE_CHECKS_H
 #define TRANSDUCE_CHECKS_H
 
@@ -36,7 +36,7 @@ static inline int is_thread_count(int num_threads)
     return is_between(num_threads, 1, MAX_THREADS);
 }
 
-/* Whether a dimension is at least `min` and fits in the int of a BLAS. */
+/* Whether a dimension is at least `min` and fits in 32 bits. */
 static inline int is_size(int64_t size, int64_t min)
 {
     return is_between(size, min, INT32_MAX);

@@ -8,8 +8,6 @@ static const struct {
     [TD_OUT_OF_MEMORY] = {"TD_OUT_OF_MEMORY", "There is not enough memory."},
     [TD_BAD_TOKEN] = {"TD_BAD_TOKEN", "A token id is outside the vocabulary."},
     [TD_BAD_ARGUMENT] = {"TD_BAD_ARGUMENT", "An argument is out of range."},
-    [TD_UNSUPPORTED] = {"TD_UNSUPPORTED",
-                        "This build or processor does not support it."},
 };
 
 static int is_known(td_status status)

@@ -29,8 +29,7 @@ typedef enum td_status {
     TD_OK = 0,
     TD_OUT_OF_MEMORY = 1, /* the system or td_use_allocation_check refused memory */
     TD_BAD_TOKEN = 2,     /* an id is outside the vocabulary */
-    TD_BAD_ARGUMENT = 3,  /* a size, pointer or state is not allowed */
-    TD_UNSUPPORTED = 4    /* this build or processor cannot do it */
+    TD_BAD_ARGUMENT = 3   /* a size, pointer or state is not allowed */
 } td_status;
 
 /* ---- Training ---------------------------------------------------------------- */
@@ -252,15 +251,32 @@ typedef struct td_muon {
     float *workspace;              /* [num_threads, muon_workspace] */
 } td_muon;
 
+/* Factor of a product: element (row, column) is
+ * data[row * row_stride + column * column_stride]. One of the strides is 1. */
+typedef struct td_factor {
+    const float *data;
+    int64_t row_stride, column_stride;
+} td_factor;
+
+/* Product of fp32 matrices of any size: c = relu(a b + bias). */
+typedef struct td_product {
+    int64_t rows, columns, inner;
+    td_factor a;         /* [rows, inner] */
+    td_factor b;         /* [inner, columns] */
+    float *c;            /* [rows, columns], contiguous */
+    const float *bias;   /* [columns] to add to each row, or NULL */
+    int64_t relu;        /* 1: negative results become zero */
+    int64_t accumulates; /* 1: the numbers in c are added */
+    float *workspace;    /* [num_threads, product_workspace] */
+} td_product;
+
 /* Functions of training, of one instruction set. Functions that return int64_t return a
  * number of floats, or -1 if an argument is out of range; they do not read arrays. */
 typedef struct td_nn_api {
     int64_t lanes; /* floats of a vector register: 8 or 16 */
 
-    /* Multiply matrices in fp32 by `sgemm_` of a Fortran BLAS with 32-bit integers,
-     * which decides whether results depend on threads. Must be called before the stack
-     * functions in fp32, and not at the same time. */
-    td_status (*use_sgemm)(void *sgemm);
+    int64_t (*product_workspace)(void);
+    td_status (*product)(const td_product *product, int num_threads);
     /* Instructions that multiply matrices in bf16: td_get_bf16_unit(), if this
      * instruction set can use them. */
     td_bf16_unit (*bf16_unit)(void);
@@ -304,11 +320,9 @@ typedef struct td_nn_api {
     int64_t (*stack_workspace)(const td_stack *stack);
     /* Pack the weights into packed_forward and, unless it is NULL, packed_backward. */
     td_status (*stack_pack)(const td_stack *stack);
-    /* Compute y and states; in bf16, given packed weights. TD_UNSUPPORTED: use_sgemm
-     * has not been called, in fp32. */
+    /* Compute y and states; in bf16, given packed weights. */
     td_status (*stack_forward)(const td_stack *stack);
-    /* Compute grad_x, grad_memory and grad_weights, given the states. TD_UNSUPPORTED:
-     * as stack_forward. */
+    /* Compute grad_x, grad_memory and grad_weights, given the states. */
     td_status (*stack_backward)(const td_stack *stack);
 
     /* Workspace of each thread. */

@@ -6,6 +6,7 @@
 #include "nn/cross_entropy.c"
 #include "nn/dropout.c"
 #include "nn/layer_norm.c"
+#include "gemm/fp32_product.c"
 #include "gemm/pack_bf16.c"
 #include "gemm/amx_bf16.c"
 #include "gemm/avx512_bf16.c"
@@ -21,7 +22,8 @@
 extern const td_nn_api TD_NAME(td_nn);
 const td_nn_api TD_NAME(td_nn) = {
     .lanes = LANES,
-    .use_sgemm = td_use_sgemm,
+    .product_workspace = td_product_workspace,
+    .product = td_product_run,
     .bf16_unit = bf16_unit,
     .attention_workspace = td_attention_workspace,
     .attention_forward = td_attention_forward,

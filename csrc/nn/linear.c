@@ -1,8 +1,7 @@
 /* Linear maps of training. */
 #include "nn/linear.h"
 
-#include <math.h>
-
+#include "gemm/fp32_product.h"
 #include "nn/dropout.h"
 #include "parallel.h"
 #include "simd/vec.h"
@@ -16,74 +15,50 @@
 /* Strips of a gradient that stay in the cache of a core. */
 #define TRANSPOSED_STRIPS 4
 
-/* `sgemm_` of a Fortran BLAS: matrices are column-major, arguments are passed by
- * address. */
-typedef void (*Sgemm)(const char *transpose_a, const char *transpose_b, const int *rows,
-                      const int *columns, const int *inner, const float *alpha,
-                      const float *a, const int *stride_a, const float *b,
-                      const int *stride_b, const float *beta, float *c,
-                      const int *stride_c);
-
-static Sgemm sgemm;
-
-TD_INTERNAL td_status td_use_sgemm(void *function)
+/* Matrix with contiguous rows, as a factor of a product, and its transpose. */
+static td_factor rows_of(const float *matrix, int64_t width)
 {
-    *(void **)&sgemm = function; /* as POSIX allows for results of dlsym */
-    return TD_OK;
+    return (td_factor){matrix, width, 1};
 }
 
-TD_INTERNAL int has_sgemm(void) { return sgemm != NULL; }
-
-static const char PLAIN[] = "N", TRANSPOSED[] = "T";
-
-/* c [rows, columns] = a [rows, inner] b [inner, columns] + beta c. A TRANSPOSED factor
- * is stored as its transpose. */
-static void multiply_fp32(const char *transpose_a, const float *a, int64_t stride_a,
-                          const char *transpose_b, const float *b, int64_t stride_b,
-                          int64_t rows, int64_t columns, int64_t inner, float beta,
-                          float *c)
+static td_factor transpose_of(const float *matrix, int64_t width)
 {
-    const int m = (int)columns, n = (int)rows, k = (int)inner;
-    const int lda = (int)stride_b, ldb = (int)stride_a;
-    const float alpha = 1.0f;
-    /* In column-major order, the matrices are their transposes: c^T = b^T a^T. */
-    sgemm(transpose_b, transpose_a, &m, &n, &k, &alpha, b, &lda, a, &ldb, &beta, c, &m);
+    return (td_factor){matrix, 1, width};
 }
 
-/* Arguments of add_bias: rows to which a bias and then an optional ReLU are applied. */
 typedef struct {
-    float *rows;
-    const float *bias;
-    int64_t width;
     const Relu *relu;
-} BiasAddition;
+    float *rows;
+    int64_t width;
+} RowDropout;
 
-static void add_bias(void *shared, int64_t first, int64_t end, int worker)
+static void drop_rows(void *shared, int64_t first, int64_t end, int worker)
 {
     (void)worker;
-    const BiasAddition *b = shared;
-    const vec min = vec_set1(b->relu ? 0.0f : -INFINITY);
+    const RowDropout *d = shared;
     for (int64_t row = first; row < end; row++) {
-        float *elements = b->rows + row * b->width;
-        for (int64_t i = 0; i < b->width; i += LANES) {
-            const vec sum = vec_load(elements + i) + vec_load(b->bias + i);
-            /* vec_max returns its second argument if that is NaN. */
-            vec_store_first(elements + i, LANES, vec_max(min, sum));
-        }
-        if (b->relu && b->relu->dropout.rate.num_dropped > 0)
-            drop_row(&b->relu->dropout, b->relu->first_row + row, b->width, elements,
-                     elements);
+        float *elements = d->rows + row * d->width;
+        drop_row(&d->relu->dropout, d->relu->first_row + row, d->width, elements,
+                 elements);
     }
 }
 
-static void linear_forward_fp32(LinearMap linear, const float *x, int64_t rows,
-                                const Relu *relu, float *y, int num_threads)
+static void linear_forward_fp32(LinearForward f, int num_threads)
 {
-    multiply_fp32(PLAIN, x, linear.inputs, TRANSPOSED, linear.weight, linear.inputs,
-                  rows, linear.outputs, linear.inputs, 0.0f, y);
-    BiasAddition addition = {y, linear.bias, linear.outputs, relu};
-    if (addition.bias)
-        parallel_for(add_bias, &addition, rows, MIN_LINEAR_ROWS, num_threads);
+    const LinearMap linear = f.linear;
+    const td_product product = {.rows = f.rows,
+                                .columns = linear.outputs,
+                                .inner = linear.inputs,
+                                .a = rows_of(f.x.fp32, linear.inputs),
+                                .b = transpose_of(linear.weight, linear.inputs),
+                                .c = f.y.fp32,
+                                .bias = linear.bias,
+                                .relu = f.relu != NULL,
+                                .workspace = f.product};
+    multiply_fp32(&product, num_threads);
+    RowDropout dropout = {f.relu, f.y.fp32, linear.outputs};
+    if (f.relu && f.relu->dropout.rate.num_dropped > 0)
+        parallel_for(drop_rows, &dropout, f.rows, MIN_LINEAR_ROWS, num_threads);
 }
 
 static void multiply_strips(void *shared, int64_t first, int64_t end, int worker)
@@ -107,28 +82,29 @@ TD_INTERNAL void run_bf16_product(Bf16Product product, int num_threads)
                  num_threads);
 }
 
-TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
-                                const Relu *relu, Activations y, int num_threads)
+TD_INTERNAL void linear_forward(LinearForward f, int num_threads)
 {
+    const LinearMap linear = f.linear;
     if (!linear.packed_forward) {
-        linear_forward_fp32(linear, x.fp32, rows, relu, y.fp32, num_threads);
+        linear_forward_fp32(f, num_threads);
         return;
     }
+    const Relu *relu = f.relu;
     const int is_dropped = relu && relu->dropout.rate.num_dropped > 0;
     Bf16Dropout dropout = {NULL, 1.0f};
     if (is_dropped) {
         MaskBits masks = {&relu->dropout, relu->first_row, linear.outputs, relu->bits};
-        parallel_for(draw_mask_bits, &masks, rows, MIN_LINEAR_ROWS, num_threads);
+        parallel_for(draw_mask_bits, &masks, f.rows, MIN_LINEAR_ROWS, num_threads);
         dropout = (Bf16Dropout){relu->bits, relu->dropout.rate.scale};
     }
     const Bf16Epilogue epilogue = {.columns = linear.outputs,
-                                   .bf16 = y.bf16,
-                                   .fp32 = y.fp32,
+                                   .bf16 = f.y.bf16,
+                                   .fp32 = f.y.fp32,
                                    .bias = linear.bias,
                                    .relu = relu != NULL,
                                    .dropout = is_dropped ? &dropout : NULL};
     const Bf16Matrix matrix = {linear.packed_forward, linear.inputs, linear.outputs};
-    run_bf16_product((Bf16Product){x.bf16, matrix, epilogue}, num_threads);
+    run_bf16_product((Bf16Product){f.x.bf16, matrix, epilogue}, num_threads);
 }
 
 typedef struct {
@@ -199,10 +175,23 @@ static void linear_backward_fp32(LinearBackward b, int num_threads)
                           grad.bias,     b.rows,   outputs};
     if (grad.bias)
         parallel_for(sum_columns, &columns, outputs / SUM_COLUMNS, 1, num_threads);
-    multiply_fp32(PLAIN, b.grad_y.fp32, outputs, PLAIN, b.linear.weight, inputs, b.rows,
-                  inputs, outputs, b.accumulates ? 1.0f : 0.0f, b.grad_x.fp32);
-    multiply_fp32(TRANSPOSED, b.grad_y.fp32, outputs, PLAIN, b.x.fp32, inputs, outputs,
-                  inputs, b.rows, 0.0f, grad.weight);
+    const td_product of_x = {.rows = b.rows,
+                             .columns = inputs,
+                             .inner = outputs,
+                             .a = rows_of(b.grad_y.fp32, outputs),
+                             .b = rows_of(b.linear.weight, inputs),
+                             .c = b.grad_x.fp32,
+                             .accumulates = b.accumulates,
+                             .workspace = b.product};
+    multiply_fp32(&of_x, num_threads);
+    const td_product of_weight = {.rows = outputs,
+                                  .columns = inputs,
+                                  .inner = b.rows,
+                                  .a = transpose_of(b.grad_y.fp32, outputs),
+                                  .b = rows_of(b.x.fp32, inputs),
+                                  .c = grad.weight,
+                                  .workspace = b.product};
+    multiply_fp32(&of_weight, num_threads);
 }
 
 /* Sum the columns of the panel that begins with `column`. */

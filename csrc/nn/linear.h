@@ -1,5 +1,4 @@
-/* Linear maps y = x W^T + b of training, forward and backward: in fp32 by the sgemm of
- * a BLAS, or in bf16. */
+/* Linear maps y = x W^T + b of training, forward and backward, in fp32 or in bf16. */
 #ifndef TRANSDUCE_NN_LINEAR_H
 #define TRANSDUCE_NN_LINEAR_H
 
@@ -33,7 +32,17 @@ typedef struct {
     uint8_t *bits;     /* workspace in bf16: [rows, outputs / 8] */
 } Relu;
 
-/* Backward pass of a linear map y = x W^T + b. */
+/* Forward pass: y = x W^T + b, then ReLU and its dropout unless `relu` is NULL. In
+ * bf16, y is in panels if it has some. */
+typedef struct {
+    LinearMap linear;
+    int64_t rows;
+    Activations x, y;
+    const Relu *relu;
+    float *product; /* workspace in fp32: [threads, td_product_workspace] */
+} LinearForward;
+
+/* Backward pass. */
 typedef struct {
     LinearMap linear, grad; /* parameters, and their gradients */
     int64_t rows;
@@ -46,6 +55,7 @@ typedef struct {
      * input of the ReLU. */
     td_panels relu_x;
     float dropout_scale; /* of the elements that the ReLU's dropout keeps */
+    float *product;      /* workspace in fp32: [threads, td_product_workspace] */
     /* Workspaces in bf16. */
     td_bf16 *packed_x;   /* [rows rounded up to panels, inputs]: x as a right factor */
     int is_x_packed;     /* 1: packed_x has x already */
@@ -70,14 +80,7 @@ typedef struct {
     td_bf16 *transposed; /* [threads, transposed_size(rows)] */
 } WeightGradient;
 
-/* Whether td_use_sgemm has set a function. */
-TD_INTERNAL int has_sgemm(void);
-
-/* y = x W^T + b, then ReLU and its dropout unless `relu` is NULL. In bf16, y is in
- * panels if it has some. */
-TD_INTERNAL void linear_forward(LinearMap linear, Activations x, int64_t rows,
-                                const Relu *relu, Activations y, int num_threads);
-
+TD_INTERNAL void linear_forward(LinearForward forward, int num_threads);
 TD_INTERNAL void linear_backward(LinearBackward backward, int num_threads);
 
 /* Pack the weight in bf16 for the forward pass and, if there is space for it, for the
@@ -93,7 +96,5 @@ TD_INTERNAL void run_weight_gradient(WeightGradient gradient, int num_threads);
 
 /* bf16 elements of workspace that each thread needs for a WeightGradient. */
 TD_INTERNAL int64_t transposed_size(int64_t rows);
-
-TD_INTERNAL td_status td_use_sgemm(void *sgemm);
 
 #endif

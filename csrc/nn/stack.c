@@ -132,16 +132,33 @@ static td_attention attention_of(const td_stack *s, AttentionInputs in,
 
 static Activations only_fp32(float *rows) { return (Activations){rows, {NULL, 0}}; }
 
+/* linear_forward() with the workspace of a stack. */
+static void forward_map(const td_stack *s, const StackWorkspace *work,
+                        LinearForward forward)
+{
+    forward.product = work->product;
+    linear_forward(forward, s->num_threads);
+}
+
 static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs in,
                    AttentionStates states, Activations y, const StackWorkspace *work)
 {
-    const int threads = s->num_threads;
-    linear_forward(w->query, in.x, num_rows(s), NULL, only_fp32(states.query), threads);
-    linear_forward(w->key_value, in.memory, s->sentences * in.keys, NULL,
-                   only_fp32(states.key_value), threads);
-    attention_forward(attention_of(s, in, states, work), threads);
-    linear_forward(w->output, states.heads, num_rows(s), NULL, only_fp32(work->addend),
-                   threads);
+    forward_map(s, work,
+                (LinearForward){.linear = w->query,
+                                .rows = num_rows(s),
+                                .x = in.x,
+                                .y = only_fp32(states.query)});
+    forward_map(s, work,
+                (LinearForward){.linear = w->key_value,
+                                .rows = s->sentences * in.keys,
+                                .x = in.memory,
+                                .y = only_fp32(states.key_value)});
+    attention_forward(attention_of(s, in, states, work), s->num_threads);
+    forward_map(s, work,
+                (LinearForward){.linear = w->output,
+                                .rows = num_rows(s),
+                                .x = states.heads,
+                                .y = only_fp32(work->addend)});
     add_and_normalize(s, in.number, in.x, w->gain, w->bias, states.norm, y, work);
 }
 
@@ -149,6 +166,7 @@ static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs
 static void backward_map(const td_stack *s, const StackWorkspace *work,
                          LinearBackward backward)
 {
+    backward.product = work->product;
     backward.packed_x = work->packed_x;
     backward.transposed = work->transposed;
     linear_backward(backward, s->num_threads);
@@ -221,13 +239,19 @@ static void recur(const td_stack *s, const RecurrenceWeights *w, Activations x,
                   int64_t sublayer, RecurrenceStates states, Activations y,
                   const StackWorkspace *work)
 {
-    const int threads = s->num_threads;
-    linear_forward(w->gate, x, num_rows(s), NULL, only_fp32(states.gate), threads);
-    linear_forward(w->candidate, x, num_rows(s), NULL, only_fp32(states.candidate),
-                   threads);
+    forward_map(s, work,
+                (LinearForward){.linear = w->gate,
+                                .rows = num_rows(s),
+                                .x = x,
+                                .y = only_fp32(states.gate)});
+    forward_map(s, work,
+                (LinearForward){.linear = w->candidate,
+                                .rows = num_rows(s),
+                                .x = x,
+                                .y = only_fp32(states.candidate)});
     td_recurrence recurrence = recurrence_of(s, states);
     recurrence.output = work->addend;
-    recurrence_forward(recurrence, threads);
+    recurrence_forward(recurrence, s->num_threads);
     add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
 }
 
@@ -270,12 +294,19 @@ static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activat
                          int64_t sublayer, FeedForwardStates states, Activations y,
                          const StackWorkspace *work)
 {
-    const int threads = s->num_threads;
     const Relu relu = {dropout_of(s, sublayer, WITHIN, s->relu_dropout), first_row(s),
                        work->mask_bits};
-    linear_forward(w->inner, x, num_rows(s), &relu, states.hidden, threads);
-    linear_forward(w->outer, states.hidden, num_rows(s), NULL, only_fp32(work->addend),
-                   threads);
+    forward_map(s, work,
+                (LinearForward){.linear = w->inner,
+                                .rows = num_rows(s),
+                                .x = x,
+                                .y = states.hidden,
+                                .relu = &relu});
+    forward_map(s, work,
+                (LinearForward){.linear = w->outer,
+                                .rows = num_rows(s),
+                                .x = states.hidden,
+                                .y = only_fp32(work->addend)});
     add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
 }
 
@@ -460,7 +491,7 @@ static td_status check_stack(const td_stack *s)
         is_missing(s->memory, s->sentences * s->memory_length) ||
         is_missing(s->states, s->sentences) || !s->seeds || !s->workspace)
         return TD_BAD_ARGUMENT;
-    return s->is_bf16 || has_sgemm() ? TD_OK : TD_UNSUPPORTED;
+    return TD_OK;
 }
 
 TD_INTERNAL int64_t td_stack_states(const td_stack *stack)

@@ -3,6 +3,7 @@
 
 #include <limits.h>
 
+#include "gemm/fp32_product.h"
 #include "nn/attention.h"
 #include "nn/layer_norm.h"
 #include "simd/vec.h"
@@ -258,8 +259,10 @@ static StackWorkspace take_stack_workspace(const td_stack *s, Arena *arena)
     work.attention =
         take_floats(arena, s->num_threads * attention_workspace(&attention));
     work.layer_norm = take_floats(arena, layer_norm_workspace(&norm));
-    if (!s->is_bf16)
+    if (!s->is_bf16) {
+        work.product = take_floats(arena, s->num_threads * td_product_workspace());
         return work;
+    }
     const int64_t inputs = max_i64(s->d_ff, max_i64(s->d_model, s->heads * s->d_v));
     work.packed_x = take_bf16(arena, round_up_to_panels(memory_rows) * inputs);
     work.transposed = take_bf16(arena, s->num_threads * transposed_size(memory_rows));

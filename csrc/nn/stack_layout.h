@@ -87,6 +87,7 @@ typedef struct {
     float *grad_output;  /* of recurrent units: [rows, d_model] */
     float *attention;    /* [threads, attention_workspace] */
     float *layer_norm;   /* [layer_norm_workspace] */
+    float *product;      /* in fp32: [threads, td_product_workspace] */
     td_bf16 *packed_x;   /* of a LinearBackward */
     td_bf16 *transposed; /* of a LinearBackward */
     uint8_t *mask_bits;  /* of a Relu: [rows, d_ff / 8] */

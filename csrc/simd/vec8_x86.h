@@ -44,12 +44,12 @@ static inline void transpose_8x8(const float *from, int64_t stride, float *to,
             fours[i + 2 * k] = _mm256_castpd_ps(_mm256_unpacklo_pd(one, other));
             fours[i + 2 * k + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(one, other));
         }
-    for (int i = 0; i < 4; i++) {
-        const vec8 low = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20);
-        const vec8 high = _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31);
-        _mm256_storeu_ps(to + i * to_stride, low);
-        _mm256_storeu_ps(to + (i + 4) * to_stride, high);
-    }
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps(to + i * to_stride,
+                         _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+    for (int i = 0; i < 4; i++)
+        _mm256_storeu_ps(to + (i + 4) * to_stride,
+                         _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
 }
 
 #endif

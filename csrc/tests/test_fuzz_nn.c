@@ -3,7 +3,6 @@
  * sizes that the header gives. Run with sanitizers. */
 #include "tests/arrays.h"
 #include "tests/fuzz.h"
-#include "tests/sgemm.h"
 
 enum { CALLS = 300, LONG = 10000, MAX_LAYERS = 2, MAX_PARTS = 3 };
 enum { MAX_POINTERS = MAX_LAYERS * 22 };
@@ -113,6 +112,35 @@ static int64_t large_size(int64_t high)
         return pick(0, 1) ? 0 : pick(0, high);
     is_valid = 0;
     return far[pick(0, 3)];
+}
+
+/* A factor of a product, with contiguous rows or columns. */
+static td_factor factor(int64_t rows, int64_t columns)
+{
+    const int is_transposed = (int)pick(0, 1);
+    const int64_t width = !is_valid ? 1 : is_transposed ? rows : columns;
+    const int64_t count = is_transposed ? columns : rows;
+    const int64_t stride = pick(0, 99) || !is_valid ? width + pick(0, 3) : -1;
+    is_valid &= stride >= 0;
+    const float *data =
+        floats(is_valid && width * count > 0 ? (count - 1) * stride + width : 0);
+    return is_transposed ? (td_factor){data, 1, stride} : (td_factor){data, stride, 1};
+}
+
+static void multiply(const td_nn_api *nn)
+{
+    td_product p = {.rows = size(0, 40, 1),
+                    .columns = size(0, 50, 1),
+                    .inner = size(0, 30, 1),
+                    .relu = pick(0, 1),
+                    .accumulates = pick(0, 1)};
+    const int num_threads = threads();
+    p.a = factor(p.rows, p.inner);
+    p.b = factor(p.inner, p.columns);
+    p.bias = is_valid && pick(0, 1) ? random_floats(p.columns) : NULL;
+    p.c = floats(is_valid ? p.rows * p.columns : 0);
+    p.workspace = floats(is_valid ? num_threads * nn->product_workspace() : 1);
+    check_call(nn->product(&p, num_threads));
 }
 
 static void attend(const td_nn_api *nn)
@@ -451,9 +479,9 @@ static void run_stack(const td_nn_api *nn)
 static void only_valid_arguments_are_accepted(const td_api *api)
 {
     static void (*const calls[])(const td_nn_api *) = {
-        attend, recur, drop, normalize, lose, lose_output, run_muon, run_stack,
+        multiply, attend,      recur,    drop,      normalize,
+        lose,     lose_output, run_muon, run_stack,
     };
-    api->nn->use_sgemm((void *)(uintptr_t)sgemm);
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
         num_accepted = 0;
         for (int i = 0; i < CALLS; i++) {

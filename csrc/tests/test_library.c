@@ -7,7 +7,7 @@
 
 static void each_status_has_a_name_and_a_sentence(void)
 {
-    for (int status = TD_OK; status <= TD_UNSUPPORTED; status++) {
+    for (int status = TD_OK; status <= TD_BAD_ARGUMENT; status++) {
         const char *message = td_status_message((td_status)status);
         CHECK(strncmp(td_status_name((td_status)status), "TD_", 3) == 0);
         CHECK(strlen(message) > 10 && message[strlen(message) - 1] == '.');
@@ -18,7 +18,7 @@ static void each_status_has_a_name_and_a_sentence(void)
 
 static void unknown_statuses_are_told_as_such(void)
 {
-    const int unknown[] = {TD_UNSUPPORTED + 1, -1, INT_MAX, INT_MIN};
+    const int unknown[] = {TD_BAD_ARGUMENT + 1, -1, INT_MAX, INT_MIN};
     for (size_t i = 0; i < sizeof unknown / sizeof *unknown; i++)
         CHECK(strcmp(td_status_name((td_status)unknown[i]), "TD_UNKNOWN") == 0);
 }

@@ -1,7 +1,6 @@
 /* A stack of layers: gradients against finite differences, bf16 against fp32, and one
  * part of the batch against several. */
 #include "tests/arrays.h"
-#include "tests/sgemm.h"
 
 enum {
     LAYERS = 2,
@@ -176,7 +175,6 @@ static void check_direction(const td_api *api, TestStack *t, const char *name,
 
 static void gradients_are_near_differences(const td_api *api, int is_recurrent)
 {
-    api->nn->use_sgemm((void *)(uintptr_t)sgemm);
     for (int64_t memory_length = 0; memory_length <= 7; memory_length += 7)
         for (uint32_t num_dropped = 0; num_dropped <= 9000; num_dropped += 9000) {
             TestStack t;
@@ -354,15 +352,6 @@ static void bad_arguments_are_refused(const td_api *api)
     release_arrays();
 }
 
-static void without_blas_fp32_is_unsupported(const td_api *api)
-{
-    TestStack t;
-    make_stack(api, &t, 3, 0, 0, 1, 0);
-    api->nn->use_sgemm(NULL);
-    CHECK_STATUS(api->nn->stack_forward(&t.stack), TD_UNSUPPORTED);
-    release_arrays();
-}
-
 int main(void)
 {
     for_each_isa(gradients_are_those_of_differences);
@@ -372,6 +361,5 @@ int main(void)
     for_each_isa(bf16_differs_by_rounding);
     for_each_isa(no_sentences_have_no_gradients);
     for_each_isa(bad_arguments_are_refused);
-    for_each_isa(without_blas_fp32_is_unsupported);
     return check_result();
 }

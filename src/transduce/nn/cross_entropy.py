@@ -23,7 +23,12 @@ from transduce.nn.kernels import (
     packed_once,
     tensor_pointer,
 )
-from transduce.nn.operators import in_blocks, multiplies_in_blocks
+from transduce.nn.operators import (
+    add_matrix_product_,
+    in_blocks,
+    matrix_product,
+    multiplies_in_blocks,
+)
 
 MAX_LOGITS = 2**24
 """Largest number of logits in memory at a time: products of many rows are faster."""
@@ -77,7 +82,7 @@ def smoothed_cross_entropy(
         matrix = output_weight.to(dtype)
         sums = output_weight.new_zeros(2)
         for chunk, targets in _in_chunks(states, target_out, len(matrix)):
-            logits = (_as_factor(chunk, matrix) @ matrix.T)[: len(chunk)]
+            logits = matrix_product(_as_factor(chunk, matrix), matrix.T)[: len(chunk)]
             _, log_total = _softmax(logits, output_weight.dtype)
             sums += _losses(logits, log_total, targets, label_smoothing)
         smoothed, negative_log_likelihood = sums.unbind()
@@ -149,20 +154,23 @@ def loss_in_chunks(
     for chunk, targets in _in_chunks(states, target_out, len(matrix), num_passes):
         rows = _as_factor(chunk, matrix)
         losses, gradient = _differentiate(
-            rows @ matrix.T, targets, label_smoothing, output_weight.dtype, consistency
+            matrix_product(rows, matrix.T),
+            targets,
+            label_smoothing,
+            output_weight.dtype,
+            consistency,
         )
         sums += losses
         gradient = _as_factor(gradient, matrix)
-        grad_chunk = (gradient @ matrix)[: len(chunk)]
+        grad_chunk = matrix_product(gradient, matrix)[: len(chunk)]
         # A chunk has rows of each pass; the states have one pass after the other.
         for grads, grad in zip(grad_states, grad_chunk.chunk(num_passes), strict=True):
             grads.append(grad)
-        product = gradient.T @ rows
         # The sums are as large as the matrix, so starting from zeros would cost time.
         if grad_weight is None:
-            grad_weight = product.to(output_weight.dtype)
+            grad_weight = matrix_product(gradient.T, rows).to(output_weight.dtype)
         else:
-            grad_weight.add_(product)
+            add_matrix_product_(grad_weight, gradient.T, rows)
     assert grad_weight is not None
     return LossGradients(
         sums=sums,

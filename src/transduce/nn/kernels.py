@@ -5,15 +5,14 @@ transduce.h). Structs are made by `ffi.new`, and share their memory with tensors
 bf16 the library reads packed weights, which `packed_once` keeps during an update.
 """
 
-import ctypes
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -42,10 +41,7 @@ POINTER_TYPES = {
 def nn_api() -> Any | None:
     """Return the functions for this processor; None if there is no native library."""
     api = native.api()
-    if api is None:
-        return None
-    api.nn.use_sgemm(ffi.cast("void *", sgemm_of_torch() or 0))
-    return api.nn
+    return None if api is None else api.nn
 
 
 def loaded_nn_api() -> Any:
@@ -60,9 +56,12 @@ def check(status: int) -> None:
     native.check(status, LAYERS)
 
 
-def has_sgemm() -> bool:
-    """Whether fp32 matrices can be multiplied: by the BLAS that torch links."""
-    return nn_api() is not None and sgemm_of_torch() is not None
+def has_fp32_products() -> bool:
+    """Whether the native functions multiply fp32 matrices as fast as PyTorch does.
+
+    On a Mac they do not: PyTorch uses the processor's matrix unit there.
+    """
+    return nn_api() is not None and sys.platform != "darwin"
 
 
 def bf16_unit() -> str | None:
@@ -130,15 +129,6 @@ def split_like(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
         piece if each.dim() == 1 else piece.view_as(each)
         for piece, each in zip(pieces, like, strict=True)
     ]
-
-
-@cache
-def sgemm_of_torch() -> int | None:
-    """Return the address of `sgemm_` in the BLAS that torch links; None if hidden."""
-    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    with suppress(OSError, AttributeError):
-        return ctypes.cast(ctypes.CDLL(str(path)).sgemm_, ctypes.c_void_p).value
-    return None
 
 
 PANEL_WIDTH = 32

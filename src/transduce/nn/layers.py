@@ -23,7 +23,7 @@ from transduce.nn.kernels import (
     ROW_MULTIPLE,
     check,
     has_bf16_products,
-    has_sgemm,
+    has_fp32_products,
     is_native,
     loaded_nn_api,
     packed_once,
@@ -193,7 +193,7 @@ def has_layer_stack(
         and x.size(-1) % MASK_MULTIPLE == 0
         and settings.d_ff % ROW_MULTIPLE == 0
         and all(_has_attention(x, each, settings) for each in attended)
-        and (_fits_bf16(settings) if _is_autocast() else has_sgemm())
+        and (_fits_bf16(settings) if _is_autocast() else has_fp32_products())
     )
 
 

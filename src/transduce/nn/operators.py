@@ -22,6 +22,7 @@ from transduce.native import ffi
 from transduce.nn.kernels import (
     ROW_MULTIPLE,
     check,
+    has_fp32_products,
     is_native,
     loaded_nn_api,
     tensor_pointer,
@@ -97,6 +98,76 @@ def _linear_product(
     y = functional.linear(blocks, matrix, None if bias is None else bias.to(matrix))
     shape = x.shape[:-1]
     return y[: shape.numel()].view(*shape, len(matrix))
+
+
+def matrix_product(
+    a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"]
+) -> Float[Tensor, "rows columns"]:
+    """Compute a b, natively in fp32 on a CPU; gradients do not pass through it."""
+    if not has_native_product(a, b):
+        return a @ b
+    c = a.new_empty(len(a), b.size(1))
+    _multiply_natively(a, b, c, accumulates=False)
+    return c
+
+
+def add_matrix_product_(
+    c: Float[Tensor, "rows columns"],
+    a: Float[Tensor, "rows inner"],
+    b: Float[Tensor, "inner columns"],
+) -> None:
+    """Add a b to c, natively in fp32 on a CPU."""
+    if has_native_product(a, b) and c.dtype == torch.float32 and c.is_contiguous():
+        _multiply_natively(a, b, c, accumulates=True)
+    else:
+        c.add_(a @ b)
+
+
+def has_native_product(a: Tensor, b: Tensor) -> bool:
+    """Whether the native product exists for these factors and is the fastest."""
+    return a.dtype == b.dtype == torch.float32 and is_native(a) and has_fp32_products()
+
+
+def _multiply_natively(a: Tensor, b: Tensor, c: Tensor, *, accumulates: bool) -> None:
+    # The native function cannot check shapes.
+    assert a.size(1) == len(b)
+    assert c.shape == (len(a), b.size(1))
+    a, b = _with_unit_stride(a), _with_unit_stride(b)
+    api, threads = loaded_nn_api(), torch.get_num_threads()
+    workspace = torch.empty(threads, api.product_workspace())
+    product = ffi.new(
+        "td_product *",
+        {
+            "rows": len(a),
+            "columns": b.size(1),
+            "inner": len(b),
+            "a": _factor(a),
+            "b": _factor(b),
+            "c": tensor_pointer(c),
+            "accumulates": accumulates,
+            "workspace": tensor_pointer(workspace),
+        },
+    )
+    check(api.product(product, threads))
+
+
+def _with_unit_stride(
+    matrix: Float[Tensor, "rows columns"],
+) -> Float[Tensor, "rows columns"]:
+    """Return the matrix, or a copy if neither its rows nor columns are contiguous."""
+    return matrix if 1 in matrix.stride() else matrix.contiguous()
+
+
+def _factor(matrix: Float[Tensor, "rows columns"]) -> dict[str, Any]:
+    """Return the fields of a `td_factor`."""
+    # PyTorch calls a matrix of few elements contiguous whatever its strides.
+    is_contiguous = matrix.is_contiguous()
+    strides = (matrix.size(1), 1) if is_contiguous else matrix.stride()
+    return {
+        "data": ffi.cast("float *", matrix.data_ptr()),
+        "row_stride": strides[0],
+        "column_stride": strides[1],
+    }
 
 
 class _LinearInBlocks(torch.autograd.Function):

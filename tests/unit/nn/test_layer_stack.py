@@ -23,10 +23,12 @@ from transduce.model.layers import (
 from transduce.model.transformer import Transformer
 from transduce.nn import kernels
 from transduce.nn.fuse import fuse
-from transduce.nn.kernels import has_sgemm
+from transduce.nn.kernels import has_fp32_products
 from transduce.nn.layers import MAX_PARTS
 
-pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
+pytestmark = pytest.mark.skipif(
+    not has_fp32_products(), reason="there is no native library"
+)
 
 CONFIG = ModelConfig(
     vocab_size=50,
@@ -551,7 +553,7 @@ def test_the_kernel_is_used_only_for_a_short_memory():
         assert is_compiled(decoder(*inputs, mask, memory_mask)) == is_so
 
 
-def test_without_pytorchs_sgemm_layers_run_one_by_one(monkeypatch):
-    monkeypatch.setattr(kernels, "sgemm_of_torch", lambda: None)
+def test_on_a_mac_fp32_layers_run_one_by_one(monkeypatch):
+    monkeypatch.setattr(kernels.sys, "platform", "darwin")
     encoder, _ = stacks()
     assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))

@@ -19,9 +19,11 @@ from transduce.model.layers import (
 )
 from transduce.nn import layers
 from transduce.nn.fuse import fuse
-from transduce.nn.kernels import has_sgemm, unchanged_weights
+from transduce.nn.kernels import has_fp32_products, unchanged_weights
 
-pytestmark = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
+pytestmark = pytest.mark.skipif(
+    not has_fp32_products(), reason="there is no native library"
+)
 
 CONFIG = ModelConfig(
     vocab_size=50,

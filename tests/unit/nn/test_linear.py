@@ -2,7 +2,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from transduce.nn.operators import BLOCK_ROWS, Linear, in_blocks, linear
+from transduce.nn.operators import (
+    BLOCK_ROWS,
+    Linear,
+    add_matrix_product_,
+    has_native_product,
+    in_blocks,
+    linear,
+    matrix_product,
+)
 
 ROWS = [(1,), (3,), (2, 4), (BLOCK_ROWS,), (5, 13), (3, 2, 50), (0,)]
 
@@ -57,3 +65,44 @@ def test_rows_are_padded_to_whole_blocks(count, expected):
     assert (found.shape, found.dtype) == ((expected, 7), torch.bfloat16)
     assert torch.equal(found[:count], rows.bfloat16())
     assert (found[count:] == 0).all()
+
+
+SHAPES = [(300, 70, 90), (5, 3, 4), (1, 1, 1), (0, 3, 4), (3, 4, 0), (3, 0, 4)]
+LAYOUTS = {
+    "rows": torch.Tensor.contiguous,
+    "transposed": lambda each: each.T.contiguous().T,
+    "spaced": lambda each: torch.repeat_interleave(each, 2, dim=1)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("right", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("left", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_matrix_products_are_pytorchs(shape, left, right):
+    rows, columns, inner = shape
+    a, b = torch.randn(rows, inner), torch.randn(inner, columns)
+    expected = (a.double() @ b.double()).float()
+    torch.testing.assert_close(matrix_product(left(a), right(b)), expected)
+    sums = torch.randn(rows, columns)
+    added = sums + expected
+    add_matrix_product_(sums, left(a), right(b))
+    torch.testing.assert_close(sums, added)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_matrix_products_in_other_precisions_are_pytorchs(dtype):
+    a, b = torch.randn(3, 4, dtype=dtype), torch.randn(4, 5, dtype=dtype)
+    assert not has_native_product(a, b)
+    assert torch.equal(matrix_product(a, b), a @ b)
+
+
+def test_matrix_products_do_not_depend_on_threads():
+    a, b = torch.randn(200, 130), torch.randn(130, 70)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(matrix_product(a, b))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(each, found[0]) for each in found)

@@ -11,10 +11,12 @@ from transduce.model.config import ModelConfig
 from transduce.model.layers import SSRU, DecoderStack, RecurrentDecoderLayer
 from transduce.nn import operators
 from transduce.nn.fuse import fuse
-from transduce.nn.kernels import has_sgemm
+from transduce.nn.kernels import has_fp32_products
 from transduce.nn.operators import FusedSSRU, scan
 
-NATIVE = pytest.mark.skipif(not has_sgemm(), reason="there is no native library")
+NATIVE = pytest.mark.skipif(
+    not has_fp32_products(), reason="there is no native library"
+)
 CONFIG = ModelConfig(
     d_model=64, d_ff=96, num_heads=2, d_k=16, d_v=48, decoder_self_attention="ssru"
 )

@@ -1,0 +1,314 @@
+/* Products of large matrices in fp32.
+ *
+ * Blocks of both factors are copied into panels, which the innermost loops read from
+ * the caches, one number after another (Goto and van de Geijn, 2008):
+ *
+ *   a block of b, [INNER_BLOCK, COLUMN_BLOCK], for each block of a;
+ *   a block of a, [ROW_BLOCK, INNER_BLOCK], in the second-level cache, for each panel
+ *   of b, which stays in the first-level cache;
+ *   a tile of c, [TILE_HEIGHT, TILE_WIDTH], in registers.
+ *
+ * A panel of a has TILE_HEIGHT rows, column by column; a panel of b has TILE_WIDTH
+ * columns, row by row. Panels at the edges of a matrix are filled up with zeros. */
+#include "gemm/fp32_product.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "arena.h"
+#include "checks.h"
+#include "parallel.h"
+#include "simd/prefetch.h"
+#include "simd/vec.h"
+#include "sizes.h"
+
+#define TILE_HEIGHT (LANES == 16 ? 12 : 6) /* 24 or 12 registers of sums */
+#define TILE_WIDTH (2 * LANES)
+#define INNER_BLOCK (4096 / LANES) /* a panel of b takes 32 KB */
+#define ROW_BLOCK 96               /* whole panels of a */
+#define COLUMN_BLOCK 512
+#define COPIED_ROWS 16 /* read at a time, as they stay in the first-level cache */
+
+_Static_assert(ROW_BLOCK % TILE_HEIGHT == 0, "a block has whole panels of a");
+_Static_assert(COLUMN_BLOCK % TILE_WIDTH == 0, "a block has whole panels of b");
+
+/* Workspace of a thread. */
+typedef struct {
+    float *a; /* [ROW_BLOCK, INNER_BLOCK], and what pack_a writes behind it */
+    float *b; /* [INNER_BLOCK, COLUMN_BLOCK] */
+} ProductWorkspace;
+
+static ProductWorkspace take_product_workspace(Arena *arena)
+{
+    ProductWorkspace work;
+    work.a = take_floats(arena, ROW_BLOCK * INNER_BLOCK + TRANSPOSE_SIDE);
+    work.b = take_floats(arena, INNER_BLOCK * COLUMN_BLOCK);
+    return work;
+}
+
+/* Part of a dimension. */
+typedef struct {
+    int64_t first, count;
+} Span;
+
+static Span next_span(int64_t first, int64_t end, int64_t block)
+{
+    return (Span){first, min_i64(end - first, block)};
+}
+
+static const float *element(td_factor factor, int64_t row, int64_t column)
+{
+    return factor.data + row * factor.row_stride + column * factor.column_stride;
+}
+
+/* Copy rows into panels of `width` columns each. `width` is a literal at each call. */
+static inline __attribute__((always_inline)) void
+copy_rows(const float *rows, int64_t stride, int64_t count, int64_t panels,
+          const int64_t width, float *to)
+{
+    /* Some rows at a time: a cache line has elements of several panels. */
+    for (int64_t first = 0; first < count; first += COPIED_ROWS)
+        for (int64_t panel = 0; panel < panels; panel++) {
+            float *into = to + panel * width * count;
+            const float *from = rows + panel * width;
+            const int64_t end = min_i64(first + COPIED_ROWS, count);
+            for (int64_t row = first; row < end; row++)
+                memcpy(into + row * width, from + row * stride,
+                       (size_t)width * sizeof *to);
+        }
+}
+
+/* Transpose rows into a panel of `width` rows, whole squares of TRANSPOSE_SIDE columns;
+ * returns the number of columns done. `width` rounded up to squares are read. Rows
+ * beyond `width` are stored in the place of the panel's next column, which overwrites
+ * them, as the squares with the last rows are stored first. */
+static int64_t transpose_rows(const float *rows, int64_t stride, int64_t columns,
+                              int64_t width, float *panel)
+{
+    const int64_t whole = columns / TRANSPOSE_SIDE * TRANSPOSE_SIDE;
+    const int64_t last = (width - 1) / TRANSPOSE_SIDE * TRANSPOSE_SIDE;
+    for (int64_t k = 0; k < whole; k += TRANSPOSE_SIDE)
+        for (int64_t i = last; i >= 0; i -= TRANSPOSE_SIDE)
+            transpose_8x8(rows + i * stride + k, stride, panel + k * width + i, width);
+    return whole;
+}
+
+/* Fill the columns of a panel from column `first` on, one number after another:
+ * element i of column k is from[i * stride + k * step], and zero from `count` on. */
+static void fill_panel(const float *from, int64_t stride, int64_t step, int64_t count,
+                       int64_t width, int64_t first, int64_t columns, float *panel)
+{
+    for (int64_t k = first; k < columns; k++)
+        for (int64_t i = 0; i < width; i++)
+            panel[k * width + i] = i < count ? from[i * stride + k * step] : 0.0f;
+}
+
+/* Copy a block of a into panels. */
+static void pack_a(td_factor a, Span rows, Span inner, float *to)
+{
+    const int64_t whole = rows.count / TILE_HEIGHT;
+    int64_t row = 0;
+    if (a.row_stride == 1) {
+        copy_rows(element(a, rows.first, inner.first), a.column_stride, inner.count,
+                  whole, TILE_HEIGHT, to);
+        row = whole * TILE_HEIGHT;
+    }
+    for (; row < rows.count; row += TILE_HEIGHT) {
+        const float *from = element(a, rows.first + row, inner.first);
+        float *panel = to + row * inner.count;
+        const int64_t left = rows.count - row;
+        int64_t done = 0;
+        if (a.column_stride == 1 && left >= round_up(TILE_HEIGHT, TRANSPOSE_SIDE))
+            done = transpose_rows(from, a.row_stride, inner.count, TILE_HEIGHT, panel);
+        fill_panel(from, a.row_stride, a.column_stride, left, TILE_HEIGHT, done,
+                   inner.count, panel);
+    }
+}
+
+/* Copy a block of b into panels. */
+static void pack_b(td_factor b, Span inner, Span columns, float *to)
+{
+    const int64_t whole = columns.count / TILE_WIDTH;
+    int64_t column = 0;
+    if (b.column_stride == 1) {
+        copy_rows(element(b, inner.first, columns.first), b.row_stride, inner.count,
+                  whole, TILE_WIDTH, to);
+        column = whole * TILE_WIDTH;
+    }
+    for (; column < columns.count; column += TILE_WIDTH) {
+        const float *from = element(b, inner.first, columns.first + column);
+        float *panel = to + column * inner.count;
+        const int64_t left = columns.count - column;
+        int64_t done = 0;
+        if (b.row_stride == 1 && left >= TILE_WIDTH)
+            done =
+                transpose_rows(from, b.column_stride, inner.count, TILE_WIDTH, panel);
+        fill_panel(from, b.column_stride, b.row_stride, left, TILE_WIDTH, done,
+                   inner.count, panel);
+    }
+}
+
+/* What is added to the sums of a block: what c has, and the bias. */
+typedef struct {
+    int accumulates;
+    const float *bias; /* or NULL */
+    vec min;           /* 0 for ReLU, else -infinity */
+} Addition;
+
+/* Finish LANES sums of a row, of which `left` are in the matrix, and store them. */
+static inline void store_sums(const Addition *addition, vec sums, int64_t column,
+                              int64_t left, float *to)
+{
+    const vec_mask mask = vec_first(left);
+    if (addition->accumulates)
+        sums += left >= LANES ? vec_load(to) : vec_load_masked(mask, to);
+    if (addition->bias) {
+        const float *bias = addition->bias + column;
+        sums += left >= LANES ? vec_load(bias) : vec_load_masked(mask, bias);
+    }
+    /* vec_max returns its second argument if that is NaN. */
+    vec_store_first(to, left, vec_max(addition->min, sums));
+}
+
+/* Multiply a panel of a, with `rows` rows that are not padding, by a panel of b, with
+ * `columns` such columns, the first of which is `column`. */
+static void multiply_panels(const Addition *addition, const float *a, int64_t rows,
+                            const float *b, int64_t column, int64_t columns,
+                            int64_t inner, float *c, int64_t stride)
+{
+    vec left[TILE_HEIGHT], right[TILE_HEIGHT];
+#pragma GCC unroll 12
+    for (int64_t i = 0; i < TILE_HEIGHT; i++)
+        left[i] = right[i] = vec_set1(0.0f);
+    for (int64_t i = 0; i < rows; i++)
+        prefetch(c + i * stride, TILE_WIDTH * (int64_t)sizeof *c);
+#pragma GCC unroll 4
+    for (int64_t k = 0; k < inner; k++) {
+        const vec first = vec_load(b + k * TILE_WIDTH);
+        const vec last = vec_load(b + k * TILE_WIDTH + LANES);
+#pragma GCC unroll 12
+        for (int64_t i = 0; i < TILE_HEIGHT; i++) {
+            const vec factor = vec_set1(a[k * TILE_HEIGHT + i]);
+            left[i] = vec_fma(factor, first, left[i]);
+            right[i] = vec_fma(factor, last, right[i]);
+        }
+    }
+    /* Indices are literals when the loop is unrolled, which keeps sums in registers. */
+#pragma GCC unroll 12
+    for (int64_t i = 0; i < TILE_HEIGHT; i++)
+        if (i < rows) {
+            float *to = c + i * stride;
+            store_sums(addition, left[i], column, columns, to);
+            if (columns > LANES)
+                store_sums(addition, right[i], column + LANES, columns - LANES,
+                           to + LANES);
+        }
+}
+
+static void multiply_block(const td_product *p, const Addition *addition, Span rows,
+                           Span columns, int64_t inner, ProductWorkspace work)
+{
+    for (int64_t j = 0; j < columns.count; j += TILE_WIDTH)
+        for (int64_t i = 0; i < rows.count; i += TILE_HEIGHT) {
+            const int64_t column = columns.first + j;
+            multiply_panels(addition, work.a + i * inner,
+                            min_i64(rows.count - i, TILE_HEIGHT), work.b + j * inner,
+                            column, min_i64(columns.count - j, TILE_WIDTH), inner,
+                            p->c + (rows.first + i) * p->columns + column, p->columns);
+        }
+}
+
+/* Compute some rows and columns of c. */
+static void multiply_spans(const td_product *p, Span all_rows, Span all_columns,
+                           ProductWorkspace work)
+{
+    const int64_t last_row = all_rows.first + all_rows.count;
+    const int64_t last_column = all_columns.first + all_columns.count;
+    const vec none = vec_set1(-INFINITY);
+    for (int64_t j = all_columns.first; j < last_column; j += COLUMN_BLOCK)
+        /* One block even without inner rows, whose products are zeros. */
+        for (int64_t k = 0; k == 0 || k < p->inner; k += INNER_BLOCK) {
+            const Span columns = next_span(j, last_column, COLUMN_BLOCK);
+            const Span inner = next_span(k, p->inner, INNER_BLOCK);
+            const int is_last = k + inner.count == p->inner;
+            const Addition addition = {.accumulates = p->accumulates || k > 0,
+                                       .bias = is_last ? p->bias : NULL,
+                                       .min =
+                                           is_last && p->relu ? vec_set1(0.0f) : none};
+            pack_b(p->b, inner, columns, work.b);
+            for (int64_t i = all_rows.first; i < last_row; i += ROW_BLOCK) {
+                const Span rows = next_span(i, last_row, ROW_BLOCK);
+                pack_a(p->a, rows, inner, work.a);
+                multiply_block(p, &addition, rows, columns, inner.count, work);
+            }
+        }
+}
+
+static ProductWorkspace workspace_of(const td_product *p, int worker)
+{
+    Arena arena = {p->workspace + worker * td_product_workspace(), 0};
+    return take_product_workspace(&arena);
+}
+
+static Span tiles_of(int64_t first, int64_t end, int64_t size, int64_t all)
+{
+    return (Span){first * size, min_i64(end * size, all) - first * size};
+}
+
+static void multiply_rows_of_tiles(void *shared, int64_t first, int64_t end, int worker)
+{
+    const td_product *p = shared;
+    multiply_spans(p, tiles_of(first, end, TILE_HEIGHT, p->rows), (Span){0, p->columns},
+                   workspace_of(p, worker));
+}
+
+static void multiply_columns_of_tiles(void *shared, int64_t first, int64_t end,
+                                      int worker)
+{
+    const td_product *p = shared;
+    multiply_spans(p, (Span){0, p->rows}, tiles_of(first, end, TILE_WIDTH, p->columns),
+                   workspace_of(p, worker));
+}
+
+TD_INTERNAL int64_t td_product_workspace(void)
+{
+    Arena arena = {NULL, 0};
+    take_product_workspace(&arena);
+    return arena.used;
+}
+
+TD_INTERNAL void multiply_fp32(const td_product *product, int num_threads)
+{
+    td_product own = *product;
+    const int64_t heights = ceil_div(own.rows, TILE_HEIGHT);
+    const int64_t widths = ceil_div(own.columns, TILE_WIDTH);
+    /* The share of a thread is in one part, as each part packs the other factor. */
+    if (own.rows >= own.columns)
+        parallel_for(multiply_rows_of_tiles, &own, heights,
+                     ceil_div(heights, num_threads), num_threads);
+    else
+        parallel_for(multiply_columns_of_tiles, &own, widths,
+                     ceil_div(widths, num_threads), num_threads);
+}
+
+/* Whether a factor's rows or columns are contiguous, and its strides valid. */
+static int is_factor(td_factor factor, int64_t rows, int64_t columns)
+{
+    const int64_t stride =
+        factor.column_stride == 1 ? factor.row_stride : factor.column_stride;
+    return (factor.row_stride == 1 || factor.column_stride == 1) &&
+           is_between(stride, 0, MAX_ELEMENTS) &&
+           is_tensor(max_i64(rows, columns), max_i64(stride, 1), 1) &&
+           !is_missing(factor.data, rows * columns);
+}
+
+TD_INTERNAL td_status td_product_run(const td_product *p, int num_threads)
+{
+    if (!p || !is_thread_count(num_threads) || !is_size(p->rows, 0) ||
+        !is_size(p->columns, 0) || !is_size(p->inner, 0) ||
+        !is_factor(p->a, p->rows, p->inner) || !is_factor(p->b, p->inner, p->columns) ||
+        is_missing(p->c, p->rows * p->columns) || !p->workspace)
+        return TD_BAD_ARGUMENT;
+    multiply_fp32(p, num_threads);
+    return TD_OK;
+}
