@@ -1,12 +1,12 @@
 /* Products of large matrices in fp32.
  *
- * Blocks of both factors are copied into panels, which the innermost loops read from
- * the caches, one number after another (Goto and van de Geijn, 2008):
+ * Blocks of both factors are copied into panels (Goto and van de Geijn, 2008), so that
+ * the innermost loop reads one number after another from the caches:
  *
- *   a block of b, [INNER_BLOCK, COLUMN_BLOCK], for each block of a;
- *   a block of a, [ROW_BLOCK, INNER_BLOCK], in the second-level cache, for each panel
- *   of b, which stays in the first-level cache;
- *   a tile of c, [TILE_HEIGHT, TILE_WIDTH], in registers.
+ *   block of b [INNER_BLOCK, COLUMN_BLOCK]: last-level cache, read once per block of a;
+ *   block of a [ROW_BLOCK, INNER_BLOCK]: second-level cache, read once per panel of b;
+ *   panel of b [INNER_BLOCK, TILE_WIDTH]: second-level cache, read once per panel of a;
+ *   tile of c [TILE_HEIGHT, TILE_WIDTH]: registers.
  *
  * A panel of a has TILE_HEIGHT rows, column by column; a panel of b has TILE_WIDTH
  * columns, row by row. Panels at the edges of a matrix are filled up with zeros. */
@@ -24,17 +24,18 @@
 
 #define TILE_HEIGHT (LANES == 16 ? 12 : 6) /* 24 or 12 registers of sums */
 #define TILE_WIDTH (2 * LANES)
-#define INNER_BLOCK (4096 / LANES) /* a panel of b takes 32 KB */
-#define ROW_BLOCK 96               /* whole panels of a */
+#define INNER_BLOCK (4096 / LANES)
+#define ROW_BLOCK 96 /* whole panels of a */
 #define COLUMN_BLOCK 512
-#define COPIED_ROWS 16 /* read at a time, as they stay in the first-level cache */
+#define COPIED_ROWS 16    /* at a time, so that they stay in the cache */
+#define PACKING_COST 16.0 /* of a number, in multiplications */
 
 _Static_assert(ROW_BLOCK % TILE_HEIGHT == 0, "a block has whole panels of a");
 _Static_assert(COLUMN_BLOCK % TILE_WIDTH == 0, "a block has whole panels of b");
 
 /* Workspace of a thread. */
 typedef struct {
-    float *a; /* [ROW_BLOCK, INNER_BLOCK], and what pack_a writes behind it */
+    float *a; /* [ROW_BLOCK, INNER_BLOCK], and what transpose_rows stores behind it */
     float *b; /* [INNER_BLOCK, COLUMN_BLOCK] */
 } ProductWorkspace;
 
@@ -79,9 +80,10 @@ copy_rows(const float *rows, int64_t stride, int64_t count, int64_t panels,
 }
 
 /* Transpose rows into a panel of `width` rows, whole squares of TRANSPOSE_SIDE columns;
- * returns the number of columns done. `width` rounded up to squares are read. Rows
+ * returns the number of columns done. As many rows as fill squares are read. Those
  * beyond `width` are stored in the place of the panel's next column, which overwrites
- * them, as the squares with the last rows are stored first. */
+ * them, as squares with the last rows are stored first; behind the last column they are
+ * in the next panel, which is packed later. */
 static int64_t transpose_rows(const float *rows, int64_t stride, int64_t columns,
                               int64_t width, float *panel)
 {
@@ -103,8 +105,8 @@ static void fill_panel(const float *from, int64_t stride, int64_t step, int64_t 
             panel[k * width + i] = i < count ? from[i * stride + k * step] : 0.0f;
 }
 
-/* Copy a block of a into panels. */
-static void pack_a(td_factor a, Span rows, Span inner, float *to)
+/* Copy a block of a, a matrix of `all_rows` rows, into panels. */
+static void pack_a(td_factor a, int64_t all_rows, Span rows, Span inner, float *to)
 {
     const int64_t whole = rows.count / TILE_HEIGHT;
     int64_t row = 0;
@@ -117,8 +119,10 @@ static void pack_a(td_factor a, Span rows, Span inner, float *to)
         const float *from = element(a, rows.first + row, inner.first);
         float *panel = to + row * inner.count;
         const int64_t left = rows.count - row;
+        const int64_t readable = all_rows - rows.first - row;
         int64_t done = 0;
-        if (a.column_stride == 1 && left >= round_up(TILE_HEIGHT, TRANSPOSE_SIDE))
+        if (a.column_stride == 1 && left >= TILE_HEIGHT &&
+            readable >= round_up(TILE_HEIGHT, TRANSPOSE_SIDE))
             done = transpose_rows(from, a.row_stride, inner.count, TILE_HEIGHT, panel);
         fill_panel(from, a.row_stride, a.column_stride, left, TILE_HEIGHT, done,
                    inner.count, panel);
@@ -235,39 +239,74 @@ static void multiply_spans(const td_product *p, Span all_rows, Span all_columns,
                                        .bias = is_last ? p->bias : NULL,
                                        .min =
                                            is_last && p->relu ? vec_set1(0.0f) : none};
-            pack_b(p->b, inner, columns, work.b);
+            if (inner.count > 0)
+                pack_b(p->b, inner, columns, work.b);
             for (int64_t i = all_rows.first; i < last_row; i += ROW_BLOCK) {
                 const Span rows = next_span(i, last_row, ROW_BLOCK);
-                pack_a(p->a, rows, inner, work.a);
+                if (inner.count > 0)
+                    pack_a(p->a, p->rows, rows, inner, work.a);
                 multiply_block(p, &addition, rows, columns, inner.count, work);
             }
         }
 }
 
-static ProductWorkspace workspace_of(const td_product *p, int worker)
+/* A product whose result is cut into a grid of cells, one for a thread. */
+typedef struct {
+    const td_product *product;
+    int64_t cells_down, cells_across;
+} Grid;
+
+static int64_t tiles_down(const td_product *p)
 {
+    return ceil_div(p->rows, TILE_HEIGHT);
+}
+
+static int64_t tiles_across(const td_product *p)
+{
+    return ceil_div(p->columns, TILE_WIDTH);
+}
+
+/* Cut the result so that the threads need the least time: each packs the rows and the
+ * columns of its cell. */
+static Grid choose_grid(const td_product *p, int num_threads)
+{
+    Grid best = {p, 1, 1};
+    double least = INFINITY;
+    for (int64_t across = 1; across <= num_threads; across++) {
+        const int64_t down = num_threads / across;
+        const double height = (double)(ceil_div(tiles_down(p), down) * TILE_HEIGHT);
+        const double width = (double)(ceil_div(tiles_across(p), across) * TILE_WIDTH);
+        const double cost = height * width + PACKING_COST * (height + width);
+        if (cost < least) {
+            least = cost;
+            best = (Grid){p, down, across};
+        }
+    }
+    return best;
+}
+
+/* Rows or columns of one of several cells. */
+static Span span_of_cell(int64_t cell, int64_t cells, int64_t tiles, int64_t size,
+                         int64_t all)
+{
+    const int64_t first = tiles * cell / cells * size;
+    return (Span){first, min_i64(tiles * (cell + 1) / cells * size, all) - first};
+}
+
+static void multiply_cells(void *shared, int64_t first, int64_t end, int worker)
+{
+    const Grid *g = shared;
+    const td_product *p = g->product;
     Arena arena = {p->workspace + worker * td_product_workspace(), 0};
-    return take_product_workspace(&arena);
-}
-
-static Span tiles_of(int64_t first, int64_t end, int64_t size, int64_t all)
-{
-    return (Span){first * size, min_i64(end * size, all) - first * size};
-}
-
-static void multiply_rows_of_tiles(void *shared, int64_t first, int64_t end, int worker)
-{
-    const td_product *p = shared;
-    multiply_spans(p, tiles_of(first, end, TILE_HEIGHT, p->rows), (Span){0, p->columns},
-                   workspace_of(p, worker));
-}
-
-static void multiply_columns_of_tiles(void *shared, int64_t first, int64_t end,
-                                      int worker)
-{
-    const td_product *p = shared;
-    multiply_spans(p, (Span){0, p->rows}, tiles_of(first, end, TILE_WIDTH, p->columns),
-                   workspace_of(p, worker));
+    const ProductWorkspace work = take_product_workspace(&arena);
+    for (int64_t cell = first; cell < end; cell++) {
+        const int64_t down = cell / g->cells_across, across = cell % g->cells_across;
+        multiply_spans(
+            p, span_of_cell(down, g->cells_down, tiles_down(p), TILE_HEIGHT, p->rows),
+            span_of_cell(across, g->cells_across, tiles_across(p), TILE_WIDTH,
+                         p->columns),
+            work);
+    }
 }
 
 TD_INTERNAL int64_t td_product_workspace(void)
@@ -279,16 +318,9 @@ TD_INTERNAL int64_t td_product_workspace(void)
 
 TD_INTERNAL void multiply_fp32(const td_product *product, int num_threads)
 {
-    td_product own = *product;
-    const int64_t heights = ceil_div(own.rows, TILE_HEIGHT);
-    const int64_t widths = ceil_div(own.columns, TILE_WIDTH);
-    /* The share of a thread is in one part, as each part packs the other factor. */
-    if (own.rows >= own.columns)
-        parallel_for(multiply_rows_of_tiles, &own, heights,
-                     ceil_div(heights, num_threads), num_threads);
-    else
-        parallel_for(multiply_columns_of_tiles, &own, widths,
-                     ceil_div(widths, num_threads), num_threads);
+    Grid grid = choose_grid(product, num_threads);
+    parallel_for(multiply_cells, &grid, grid.cells_down * grid.cells_across, 1,
+                 num_threads);
 }
 
 /* Whether a factor's rows or columns are contiguous, and its strides valid. */

@@ -252,13 +252,15 @@ typedef struct td_muon {
 } td_muon;
 
 /* Factor of a product: element (row, column) is
- * data[row * row_stride + column * column_stride]. One of the strides is 1. */
+ * data[row * row_stride + column * column_stride]. One of the strides is 1, and the
+ * other not negative. */
 typedef struct td_factor {
     const float *data;
     int64_t row_stride, column_stride;
 } td_factor;
 
-/* Product of fp32 matrices of any size: c = relu(a b + bias). */
+/* Product of fp32 matrices of any size: a b, plus what c has, plus the bias, with ReLU;
+ * the last three are optional. The memory of c is that of no factor. */
 typedef struct td_product {
     int64_t rows, columns, inner;
     td_factor a;         /* [rows, inner] */
@@ -275,7 +277,9 @@ typedef struct td_product {
 typedef struct td_nn_api {
     int64_t lanes; /* floats of a vector register: 8 or 16 */
 
+    /* Workspace of each thread. */
     int64_t (*product_workspace)(void);
+    /* Compute c. */
     td_status (*product)(const td_product *product, int num_threads);
     /* Instructions that multiply matrices in bf16: td_get_bf16_unit(), if this
      * instruction set can use them. */

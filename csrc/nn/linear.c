@@ -54,7 +54,7 @@ static void linear_forward_fp32(LinearForward f, int num_threads)
                                 .c = f.y.fp32,
                                 .bias = linear.bias,
                                 .relu = f.relu != NULL,
-                                .workspace = f.product};
+                                .workspace = f.product_workspace};
     multiply_fp32(&product, num_threads);
     RowDropout dropout = {f.relu, f.y.fp32, linear.outputs};
     if (f.relu && f.relu->dropout.rate.num_dropped > 0)
@@ -175,23 +175,23 @@ static void linear_backward_fp32(LinearBackward b, int num_threads)
                           grad.bias,     b.rows,   outputs};
     if (grad.bias)
         parallel_for(sum_columns, &columns, outputs / SUM_COLUMNS, 1, num_threads);
-    const td_product of_x = {.rows = b.rows,
-                             .columns = inputs,
-                             .inner = outputs,
-                             .a = rows_of(b.grad_y.fp32, outputs),
-                             .b = rows_of(b.linear.weight, inputs),
-                             .c = b.grad_x.fp32,
-                             .accumulates = b.accumulates,
-                             .workspace = b.product};
-    multiply_fp32(&of_x, num_threads);
-    const td_product of_weight = {.rows = outputs,
-                                  .columns = inputs,
-                                  .inner = b.rows,
-                                  .a = transpose_of(b.grad_y.fp32, outputs),
-                                  .b = rows_of(b.x.fp32, inputs),
-                                  .c = grad.weight,
-                                  .workspace = b.product};
-    multiply_fp32(&of_weight, num_threads);
+    const td_product grad_x = {.rows = b.rows,
+                               .columns = inputs,
+                               .inner = outputs,
+                               .a = rows_of(b.grad_y.fp32, outputs),
+                               .b = rows_of(b.linear.weight, inputs),
+                               .c = b.grad_x.fp32,
+                               .accumulates = b.accumulates,
+                               .workspace = b.product_workspace};
+    multiply_fp32(&grad_x, num_threads);
+    const td_product grad_weight = {.rows = outputs,
+                                    .columns = inputs,
+                                    .inner = b.rows,
+                                    .a = transpose_of(b.grad_y.fp32, outputs),
+                                    .b = rows_of(b.x.fp32, inputs),
+                                    .c = grad.weight,
+                                    .workspace = b.product_workspace};
+    multiply_fp32(&grad_weight, num_threads);
 }
 
 /* Sum the columns of the panel that begins with `column`. */

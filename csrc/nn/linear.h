@@ -39,7 +39,7 @@ typedef struct {
     int64_t rows;
     Activations x, y;
     const Relu *relu;
-    float *product; /* workspace in fp32: [threads, td_product_workspace] */
+    float *product_workspace; /* workspace in fp32: [threads, td_product_workspace] */
 } LinearForward;
 
 /* Backward pass. */
@@ -54,8 +54,8 @@ typedef struct {
     /* Only if x is the output of a ReLU, in bf16: x. grad_x is then the gradient of the
      * input of the ReLU. */
     td_panels relu_x;
-    float dropout_scale; /* of the elements that the ReLU's dropout keeps */
-    float *product;      /* workspace in fp32: [threads, td_product_workspace] */
+    float dropout_scale;      /* of the elements that the ReLU's dropout keeps */
+    float *product_workspace; /* workspace in fp32: [threads, td_product_workspace] */
     /* Workspaces in bf16. */
     td_bf16 *packed_x;   /* [rows rounded up to panels, inputs]: x as a right factor */
     int is_x_packed;     /* 1: packed_x has x already */

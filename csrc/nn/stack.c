@@ -136,7 +136,7 @@ static Activations only_fp32(float *rows) { return (Activations){rows, {NULL, 0}
 static void forward_map(const td_stack *s, const StackWorkspace *work,
                         LinearForward forward)
 {
-    forward.product = work->product;
+    forward.product_workspace = work->product_workspace;
     linear_forward(forward, s->num_threads);
 }
 
@@ -166,7 +166,7 @@ static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs
 static void backward_map(const td_stack *s, const StackWorkspace *work,
                          LinearBackward backward)
 {
-    backward.product = work->product;
+    backward.product_workspace = work->product_workspace;
     backward.packed_x = work->packed_x;
     backward.transposed = work->transposed;
     linear_backward(backward, s->num_threads);

@@ -260,7 +260,8 @@ static StackWorkspace take_stack_workspace(const td_stack *s, Arena *arena)
         take_floats(arena, s->num_threads * attention_workspace(&attention));
     work.layer_norm = take_floats(arena, layer_norm_workspace(&norm));
     if (!s->is_bf16) {
-        work.product = take_floats(arena, s->num_threads * td_product_workspace());
+        work.product_workspace =
+            take_floats(arena, s->num_threads * td_product_workspace());
         return work;
     }
     const int64_t inputs = max_i64(s->d_ff, max_i64(s->d_model, s->heads * s->d_v));

@@ -84,13 +84,13 @@ typedef struct {
     Activations grad_hidden;    /* [rows, d_ff] */
     /* Of recurrent units, in fp32 and as panels: [rows, d_model] each. */
     Activations grad_gate, grad_candidate;
-    float *grad_output;  /* of recurrent units: [rows, d_model] */
-    float *attention;    /* [threads, attention_workspace] */
-    float *layer_norm;   /* [layer_norm_workspace] */
-    float *product;      /* in fp32: [threads, td_product_workspace] */
-    td_bf16 *packed_x;   /* of a LinearBackward */
-    td_bf16 *transposed; /* of a LinearBackward */
-    uint8_t *mask_bits;  /* of a Relu: [rows, d_ff / 8] */
+    float *grad_output;       /* of recurrent units: [rows, d_model] */
+    float *attention;         /* [threads, attention_workspace] */
+    float *layer_norm;        /* [layer_norm_workspace] */
+    float *product_workspace; /* in fp32: [threads, td_product_workspace] */
+    td_bf16 *packed_x;        /* of a LinearBackward */
+    td_bf16 *transposed;      /* of a LinearBackward */
+    uint8_t *mask_bits;       /* of a Relu: [rows, d_ff / 8] */
 } StackWorkspace;
 
 /* Number of sub-layers of each layer. */

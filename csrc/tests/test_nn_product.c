@@ -53,9 +53,10 @@ static void check_product(const td_api *api, td_product p)
 static void products_are_those_of_plain_loops(const td_api *api)
 {
     const int64_t sizes[][3] = {
-        {0, 5, 4},   {5, 0, 4},    {5, 4, 0},     {1, 1, 1},     {6, 16, 8},
-        {7, 17, 9},  {5, 33, 30},  {12, 32, 16},  {25, 47, 41},  {97, 31, 65},
-        {13, 20, 7}, {40, 529, 3}, {3, 40, 1030}, {195, 15, 19}, {28, 18, 600}};
+        {0, 5, 4},      {5, 0, 4},    {5, 4, 0},     {1, 1, 1},     {6, 16, 8},
+        {7, 17, 9},     {5, 33, 30},  {12, 32, 16},  {25, 47, 41},  {97, 31, 65},
+        {13, 20, 7},    {40, 529, 3}, {3, 40, 1030}, {195, 15, 19}, {28, 18, 600},
+        {203, 20, 530}, {7, 530, 520}};
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
         for (int layout = 0; layout < 4; layout++)
             for (int64_t relu = 0; relu < 2; relu++) {
@@ -71,6 +72,21 @@ static void products_are_those_of_plain_loops(const td_api *api)
                 check_product(api, p);
                 release_arrays();
             }
+}
+
+static void products_without_inner_numbers_are_zeros(const td_api *api)
+{
+    enum { ROWS = 200, COLUMNS = 21 };
+    const td_product p = {.rows = ROWS,
+                          .columns = COLUMNS,
+                          .a = {NULL, 1, 7},
+                          .b = {NULL, COLUMNS, 1},
+                          .c = unset_floats(ROWS * COLUMNS),
+                          .workspace = unset_floats(api->nn->product_workspace())};
+    CHECK_STATUS(api->nn->product(&p, 1), TD_OK);
+    for (int64_t i = 0; i < ROWS * COLUMNS; i++)
+        CHECK(p.c[i] == 0.0f);
+    release_arrays();
 }
 
 static void nan_stays_in_its_row(const td_api *api)
@@ -124,6 +140,7 @@ static void bad_arguments_are_refused(const td_api *api)
 int main(void)
 {
     for_each_isa(products_are_those_of_plain_loops);
+    for_each_isa(products_without_inner_numbers_are_zeros);
     for_each_isa(nan_stays_in_its_row);
     for_each_isa(bad_arguments_are_refused);
     return check_result();

@@ -315,7 +315,7 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[5].parts = 0;
     bad[6].kept_layers = 3;
     bad[7].num_threads = 0;
-    bad[8].sentences = bad[8].length = 1 << 16; /* rows of a matrix of BLAS are ints */
+    bad[8].sentences = bad[8].length = 1 << 16; /* more than 32 bits */
     bad[9].heads = bad[9].d_k = 1 << 16;
     bad[10].first_sentence = INT64_MAX;
     bad[11].num_threads = 4097;

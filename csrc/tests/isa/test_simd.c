@@ -159,6 +159,17 @@ static void blocks_are_transposed_in_place_too(void)
             CHECK(to[row * 10 + column] == from[row * 9 + column]);
 }
 
+static void later_rows_of_a_transpose_overwrite_earlier_ones(void)
+{
+    float from[8 * 8], to[6 * 7 + 8];
+    for (int i = 0; i < 8 * 8; i++)
+        from[i] = (float)i;
+    transpose_8x8(from, 8, to, 6);
+    for (int column = 0; column < 8; column++)
+        for (int row = 0; row < (column < 7 ? 6 : 8); row++)
+            CHECK(to[column * 6 + row] == from[row * 8 + column]);
+}
+
 static void whole_numbers_and_fractions_are_exact(void)
 {
     const float numbers[] = {0.5f, 1.5f, 2.5f,  -0.5f,    -1.5f,     3.49999f,
@@ -351,6 +362,7 @@ static __attribute__((noinline)) void run_all(void)
     RUN(halves_keep_the_sum);
     RUN(eight_vectors_are_summed_at_once);
     RUN(blocks_are_transposed_in_place_too);
+    RUN(later_rows_of_a_transpose_overwrite_earlier_ones);
     RUN(whole_numbers_and_fractions_are_exact);
     RUN(powers_are_exact_to_a_unit_in_the_last_place);
     RUN(products_of_bytes_are_exact);

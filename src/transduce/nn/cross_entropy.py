@@ -20,6 +20,7 @@ from transduce.nn.kernels import (
     has_triton,
     is_native,
     loaded_nn_api,
+    new_floats,
     packed_once,
     tensor_pointer,
 )
@@ -279,7 +280,7 @@ def _differentiate_natively(
     """Return the sums of both losses; the logits become the gradient of the first."""
     vocab, threads = logits.size(1), torch.get_num_threads()
     targets = targets.long().contiguous()
-    losses = torch.empty(2, len(targets))
+    losses = new_floats(2, len(targets))
     loss = ffi.new(
         "td_cross_entropy *",
         {
@@ -293,7 +294,7 @@ def _differentiate_natively(
         },
     )
     if logits.dtype == torch.bfloat16:
-        workspace = torch.empty(threads, 2, vocab)
+        workspace = new_floats(threads, 2, vocab)
         loss.bf16_logits = tensor_pointer(logits, torch.bfloat16)
         loss.workspace = tensor_pointer(workspace)
     else:
@@ -402,7 +403,7 @@ def native_loss(
     assert states.size(1) == output_weight.size(1)
     width = states.size(1)
     states, weight = _in_panels(states), _in_panels(output_weight)
-    losses = torch.zeros(2, len(states))
+    losses = new_floats(2, len(states))
     grad_states, grad_weight = torch.empty_like(states), torch.empty_like(weight)
     loss = ffi.new(
         "td_output_loss *",
@@ -471,6 +472,6 @@ def _compute_part(
     loss.states, loss.grad_states = tensor_pointer(states), tensor_pointer(grad_states)
     loss.targets = tensor_pointer(targets, torch.int64)
     loss.smoothed, loss.negative_log_likelihood = map(tensor_pointer, losses)
-    workspace = torch.empty(api.output_loss_workspace(loss, threads))
+    workspace = new_floats(api.output_loss_workspace(loss, threads))
     loss.workspace = tensor_pointer(workspace)
     check(api.output_loss(loss, threads))

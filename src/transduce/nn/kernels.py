@@ -5,7 +5,6 @@ transduce.h). Structs are made by `ffi.new`, and share their memory with tensors
 bf16 the library reads packed weights, which `packed_once` keeps during an update.
 """
 
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,11 +56,13 @@ def check(status: int) -> None:
 
 
 def has_fp32_products() -> bool:
-    """Whether the native functions multiply fp32 matrices as fast as PyTorch does.
+    """Whether fp32 matrices are multiplied natively: by AVX2 or AVX-512.
 
-    On a Mac they do not: PyTorch uses the processor's matrix unit there.
+    PyTorch's products are faster on other processors, such as those of Macs, whose
+    matrix unit they use.
     """
-    return nn_api() is not None and sys.platform != "darwin"
+    api = native.api()
+    return api is not None and native.string(api.isa).startswith("avx")
 
 
 def bf16_unit() -> str | None:
@@ -109,6 +110,11 @@ def is_native(tensor: Tensor) -> bool:
         and not torch.compiler.is_compiling()  # fake tensors have no data_ptr
         and nn_api() is not None
     )
+
+
+def new_floats(*shape: int) -> Float[Tensor, "*shape"]:
+    """Allocate fp32 numbers for native functions, whatever PyTorch's defaults are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
 def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:

@@ -26,6 +26,7 @@ from transduce.nn.kernels import (
     has_fp32_products,
     is_native,
     loaded_nn_api,
+    new_floats,
     packed_once,
     split_like,
     tensor_pointer,
@@ -159,7 +160,7 @@ def _run_attention(function: Any, attention: Any) -> None:
     threads = torch.get_num_threads()
     size = loaded_nn_api().attention_workspace(attention)
     # Named, so that it outlives the call.
-    workspace = torch.empty(threads, size, dtype=torch.float32, device="cpu")
+    workspace = new_floats(threads, size)
     attention.workspace = tensor_pointer(workspace)
     check(function(attention, threads))
 

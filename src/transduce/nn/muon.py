@@ -17,6 +17,7 @@ from transduce.nn.kernels import (
     check,
     has_bf16_products,
     loaded_nn_api,
+    new_floats,
     nn_api,
     tensor_pointer,
 )
@@ -135,7 +136,7 @@ def native_muon(
             "is_bf16": dtype == torch.bfloat16,
         },
     )
-    workspace = torch.empty(threads, api.muon_workspace(task))
+    workspace = new_floats(threads, api.muon_workspace(task))
     task.workspace = tensor_pointer(workspace)
     check(api.muon(task, threads))
     torch.autograd.graph.increment_version(weights)

@@ -25,6 +25,7 @@ from transduce.nn.kernels import (
     has_fp32_products,
     is_native,
     loaded_nn_api,
+    new_floats,
     tensor_pointer,
 )
 
@@ -103,7 +104,7 @@ def _linear_product(
 def matrix_product(
     a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner columns"]
 ) -> Float[Tensor, "rows columns"]:
-    """Compute a b, natively in fp32 on a CPU; gradients do not pass through it."""
+    """Compute a b, natively in fp32 on a CPU unless gradients are needed."""
     if not has_native_product(a, b):
         return a @ b
     c = a.new_empty(len(a), b.size(1))
@@ -116,16 +117,24 @@ def add_matrix_product_(
     a: Float[Tensor, "rows inner"],
     b: Float[Tensor, "inner columns"],
 ) -> None:
-    """Add a b to c, natively in fp32 on a CPU."""
-    if has_native_product(a, b) and c.dtype == torch.float32 and c.is_contiguous():
+    """Add a b to c, natively in fp32 on a CPU unless gradients are needed."""
+    if has_native_product(a, b, c) and c.is_contiguous():
         _multiply_natively(a, b, c, accumulates=True)
+        torch.autograd.graph.increment_version([c])
     else:
         c.add_(a @ b)
 
 
-def has_native_product(a: Tensor, b: Tensor) -> bool:
+def has_native_product(*matrices: Tensor) -> bool:
     """Whether the native product exists for these factors and is the fastest."""
-    return a.dtype == b.dtype == torch.float32 and is_native(a) and has_fp32_products()
+    is_differentiated = torch.is_grad_enabled() and any(
+        each.requires_grad for each in matrices
+    )
+    return (
+        all(each.dtype == torch.float32 and is_native(each) for each in matrices)
+        and not is_differentiated
+        and has_fp32_products()
+    )
 
 
 def _multiply_natively(a: Tensor, b: Tensor, c: Tensor, *, accumulates: bool) -> None:
@@ -134,7 +143,7 @@ def _multiply_natively(a: Tensor, b: Tensor, c: Tensor, *, accumulates: bool) ->
     assert c.shape == (len(a), b.size(1))
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     api, threads = loaded_nn_api(), torch.get_num_threads()
-    workspace = torch.empty(threads, api.product_workspace())
+    workspace = new_floats(threads, api.product_workspace())
     product = ffi.new(
         "td_product *",
         {

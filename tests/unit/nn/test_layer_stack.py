@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from instruction_sets import chosen_isa
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig
 from transduce.model.layers import (
@@ -21,13 +22,12 @@ from transduce.model.layers import (
     EncoderStack,
 )
 from transduce.model.transformer import Transformer
-from transduce.nn import kernels
 from transduce.nn.fuse import fuse
 from transduce.nn.kernels import has_fp32_products
 from transduce.nn.layers import MAX_PARTS
 
 pytestmark = pytest.mark.skipif(
-    not has_fp32_products(), reason="there is no native library"
+    not has_fp32_products(), reason="stacks in fp32 are not native here"
 )
 
 CONFIG = ModelConfig(
@@ -553,7 +553,8 @@ def test_the_kernel_is_used_only_for_a_short_memory():
         assert is_compiled(decoder(*inputs, mask, memory_mask)) == is_so
 
 
-def test_on_a_mac_fp32_layers_run_one_by_one(monkeypatch):
-    monkeypatch.setattr(kernels.sys, "platform", "darwin")
+def test_without_avx_fp32_layers_run_one_by_one():
     encoder, _ = stacks()
-    assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))
+    with chosen_isa("generic"):
+        assert not has_fp32_products()
+        assert not is_compiled(encoder(torch.randn(1, 2, 64), padded(1, 2)))

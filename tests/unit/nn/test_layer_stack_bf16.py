@@ -22,7 +22,7 @@ from transduce.nn.fuse import fuse
 from transduce.nn.kernels import has_fp32_products, unchanged_weights
 
 pytestmark = pytest.mark.skipif(
-    not has_fp32_products(), reason="there is no native library"
+    not has_fp32_products(), reason="stacks in fp32 are not native here"
 )
 
 CONFIG = ModelConfig(

@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from transduce.nn.kernels import has_fp32_products
 from transduce.nn.operators import (
     BLOCK_ROWS,
     Linear,
@@ -72,6 +73,7 @@ LAYOUTS = {
     "rows": torch.Tensor.contiguous,
     "transposed": lambda each: each.T.contiguous().T,
     "spaced": lambda each: torch.repeat_interleave(each, 2, dim=1)[:, ::2],
+    "part": lambda each: functional.pad(each, (2, 3))[:, 2 : 2 + each.size(1)],
 }
 
 
@@ -82,6 +84,7 @@ def test_matrix_products_are_pytorchs(shape, left, right):
     rows, columns, inner = shape
     a, b = torch.randn(rows, inner), torch.randn(inner, columns)
     expected = (a.double() @ b.double()).float()
+    assert has_native_product(a, b) == has_fp32_products()
     torch.testing.assert_close(matrix_product(left(a), right(b)), expected)
     sums = torch.randn(rows, columns)
     added = sums + expected
@@ -96,11 +99,42 @@ def test_matrix_products_in_other_precisions_are_pytorchs(dtype):
     assert torch.equal(matrix_product(a, b), a @ b)
 
 
+@pytest.mark.parametrize("which", [0, 1])
+def test_gradients_pass_through_matrix_products(which):
+    factors = [torch.randn(3, 4), torch.randn(4, 5)]
+    factors[which].requires_grad_()
+    assert not has_native_product(*factors)
+    matrix_product(*factors).sum().backward()
+    assert factors[which].grad is not None
+
+
+def test_a_sum_that_was_saved_for_gradients_is_known_to_have_changed():
+    weight = torch.randn(3, 5, requires_grad=True)
+    sums = torch.zeros(3, 5)
+    loss = (weight * sums).sum()
+    with torch.no_grad():
+        add_matrix_product_(sums, torch.randn(3, 4), torch.randn(4, 5))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_the_default_dtype_does_not_change_matrix_products():
+    a, b = torch.randn(3, 4), torch.randn(4, 5)
+    expected = matrix_product(a, b)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = matrix_product(a, b)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not has_fp32_products(), reason="PyTorch multiplies here")
 def test_matrix_products_do_not_depend_on_threads():
     a, b = torch.randn(200, 130), torch.randn(130, 70)
     threads, found = torch.get_num_threads(), []
     try:
-        for number in (1, 2, 3):
+        for number in (1, 2, 3, 7):
             torch.set_num_threads(number)
             found.append(matrix_product(a, b))
     finally:

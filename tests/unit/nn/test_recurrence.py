@@ -15,7 +15,7 @@ from transduce.nn.kernels import has_fp32_products
 from transduce.nn.operators import FusedSSRU, scan
 
 NATIVE = pytest.mark.skipif(
-    not has_fp32_products(), reason="there is no native library"
+    not has_fp32_products(), reason="stacks in fp32 are not native here"
 )
 CONFIG = ModelConfig(
     d_model=64, d_ff=96, num_heads=2, d_k=16, d_v=48, decoder_self_attention="ssru"
