@@ -24,7 +24,7 @@ def describe_machine() -> str:
     )
 
 
-def seconds_of(call: Callable[[], None]) -> float:
+def seconds_of(call: Callable[[], object]) -> float:
     """Time of a call."""
     started = time.perf_counter()
     call()
