@@ -174,39 +174,39 @@ static inline void store_sums(const Addition *addition, vec sums, int64_t column
     vec_store_first(to, left, vec_max(addition->min, sums));
 }
 
+/* Each row has the sums of the first and of the last LANES columns of a tile. */
+#define START_SUMS(i) vec left##i = vec_set1(0.0f), right##i = vec_set1(0.0f);
+#define ADD_PRODUCTS(i)                                                                \
+    if (i < TILE_HEIGHT) {                                                             \
+        const vec factor = vec_set1(a[i]);                                             \
+        left##i = vec_fma(factor, first, left##i);                                     \
+        right##i = vec_fma(factor, last, right##i);                                    \
+    }
+#define STORE_SUMS(i)                                                                  \
+    if (i < TILE_HEIGHT && i < rows) {                                                 \
+        float *to = c + i * stride;                                                    \
+        store_sums(addition, left##i, column, columns, to);                            \
+        if (columns > LANES)                                                           \
+            store_sums(addition, right##i, column + LANES, columns - LANES,            \
+                       to + LANES);                                                    \
+    }
+_Static_assert(TILE_HEIGHT <= 12, "EACH_ROW has enough rows");
+
 /* Multiply a panel of a, with `rows` rows that are not padding, by a panel of b, with
  * `columns` such columns, the first of which is `column`. */
 static void multiply_panels(const Addition *addition, const float *a, int64_t rows,
                             const float *b, int64_t column, int64_t columns,
                             int64_t inner, float *c, int64_t stride)
 {
-    vec left[TILE_HEIGHT], right[TILE_HEIGHT];
-#pragma GCC unroll 12
-    for (int64_t i = 0; i < TILE_HEIGHT; i++)
-        left[i] = right[i] = vec_set1(0.0f);
+    EACH_ROW(START_SUMS)
     for (int64_t i = 0; i < rows; i++)
         prefetch(c + i * stride, TILE_WIDTH * (int64_t)sizeof *c);
 #pragma GCC unroll 4
-    for (int64_t k = 0; k < inner; k++) {
-        const vec first = vec_load(b + k * TILE_WIDTH);
-        const vec last = vec_load(b + k * TILE_WIDTH + LANES);
-#pragma GCC unroll 12
-        for (int64_t i = 0; i < TILE_HEIGHT; i++) {
-            const vec factor = vec_set1(a[k * TILE_HEIGHT + i]);
-            left[i] = vec_fma(factor, first, left[i]);
-            right[i] = vec_fma(factor, last, right[i]);
-        }
+    for (int64_t k = 0; k < inner; k++, a += TILE_HEIGHT, b += TILE_WIDTH) {
+        const vec first = vec_load(b), last = vec_load(b + LANES);
+        EACH_ROW(ADD_PRODUCTS)
     }
-    /* Indices are literals when the loop is unrolled, which keeps sums in registers. */
-#pragma GCC unroll 12
-    for (int64_t i = 0; i < TILE_HEIGHT; i++)
-        if (i < rows) {
-            float *to = c + i * stride;
-            store_sums(addition, left[i], column, columns, to);
-            if (columns > LANES)
-                store_sums(addition, right[i], column + LANES, columns - LANES,
-                           to + LANES);
-        }
+    EACH_ROW(STORE_SUMS)
 }
 
 static void multiply_block(const td_product *p, const Addition *addition, Span rows,

@@ -27,9 +27,6 @@ static inline vec add_products(const int is_int8, vec sums, const uint8_t *group
     return vec_fma(vec_set1(number), vec_load((const float *)weights), sums);
 }
 
-/* Sums are separate variables: the compiler would not keep an array in registers. */
-#define EACH_ROW(DO)                                                                   \
-    DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
 _Static_assert(LINEAR_TILE_ROWS <= 12, "EACH_ROW has enough rows");
 
 /* Each row has the sums of the first and of the last LANES outputs of a block. */

@@ -45,6 +45,11 @@ static inline void vec_store_int8_x4(uint8_t *to, const vec x[4])
 }
 #endif
 
+/* Write a statement for each row of a tile, so that sums are separate variables: GCC 12
+ * would keep an array in memory. */
+#define EACH_ROW(DO)                                                                   \
+    DO(0) DO(1) DO(2) DO(3) DO(4) DO(5) DO(6) DO(7) DO(8) DO(9) DO(10) DO(11)
+
 #define LOG2_E 1.44269504088896341f /* log2(e) = 1 / ln 2 */
 
 /* e^x with an error of about one unit in the last place; 0 below about -87; NaN for
