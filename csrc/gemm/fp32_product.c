@@ -27,8 +27,8 @@
 #define INNER_BLOCK (4096 / LANES)
 #define ROW_BLOCK 96 /* whole panels of a */
 #define COLUMN_BLOCK 512
-#define COPIED_ROWS 16    /* at a time, so that they stay in the cache */
-#define PACKING_COST 16.0 /* of a number, in multiplications */
+#define COPIED_ROWS 16    /* rows copied at a time, so that they stay in the cache */
+#define PACKING_COST 16.0 /* cost of packing a number, in multiplications */
 
 _Static_assert(ROW_BLOCK % TILE_HEIGHT == 0, "a block has whole panels of a");
 _Static_assert(COLUMN_BLOCK % TILE_WIDTH == 0, "a block has whole panels of b");
@@ -105,51 +105,44 @@ static void fill_panel(const float *from, int64_t stride, int64_t step, int64_t 
             panel[k * width + i] = i < count ? from[i * stride + k * step] : 0.0f;
 }
 
-/* Copy a block of a, a matrix of `all_rows` rows, into panels. */
-static void pack_a(td_factor a, int64_t all_rows, Span rows, Span inner, float *to)
+/* Copy a block of a matrix of `all_rows` rows into panels of `width` rows each. `width`
+ * is a literal at each call. */
+static inline __attribute__((always_inline)) void pack(td_factor matrix,
+                                                       int64_t all_rows, Span rows,
+                                                       Span inner, const int64_t width,
+                                                       float *to)
 {
-    const int64_t whole = rows.count / TILE_HEIGHT;
+    const int64_t whole = rows.count / width;
     int64_t row = 0;
-    if (a.row_stride == 1) {
-        copy_rows(element(a, rows.first, inner.first), a.column_stride, inner.count,
-                  whole, TILE_HEIGHT, to);
-        row = whole * TILE_HEIGHT;
+    if (matrix.row_stride == 1) {
+        copy_rows(element(matrix, rows.first, inner.first), matrix.column_stride,
+                  inner.count, whole, width, to);
+        row = whole * width;
     }
-    for (; row < rows.count; row += TILE_HEIGHT) {
-        const float *from = element(a, rows.first + row, inner.first);
+    for (; row < rows.count; row += width) {
+        const float *from = element(matrix, rows.first + row, inner.first);
         float *panel = to + row * inner.count;
         const int64_t left = rows.count - row;
         const int64_t readable = all_rows - rows.first - row;
         int64_t done = 0;
-        if (a.column_stride == 1 && left >= TILE_HEIGHT &&
-            readable >= round_up(TILE_HEIGHT, TRANSPOSE_SIDE))
-            done = transpose_rows(from, a.row_stride, inner.count, TILE_HEIGHT, panel);
-        fill_panel(from, a.row_stride, a.column_stride, left, TILE_HEIGHT, done,
+        if (matrix.column_stride == 1 && left >= width &&
+            readable >= round_up(width, TRANSPOSE_SIDE))
+            done = transpose_rows(from, matrix.row_stride, inner.count, width, panel);
+        fill_panel(from, matrix.row_stride, matrix.column_stride, left, width, done,
                    inner.count, panel);
     }
 }
 
-/* Copy a block of b into panels. */
-static void pack_b(td_factor b, Span inner, Span columns, float *to)
+static void pack_a(const td_product *p, Span rows, Span inner, float *to)
 {
-    const int64_t whole = columns.count / TILE_WIDTH;
-    int64_t column = 0;
-    if (b.column_stride == 1) {
-        copy_rows(element(b, inner.first, columns.first), b.row_stride, inner.count,
-                  whole, TILE_WIDTH, to);
-        column = whole * TILE_WIDTH;
-    }
-    for (; column < columns.count; column += TILE_WIDTH) {
-        const float *from = element(b, inner.first, columns.first + column);
-        float *panel = to + column * inner.count;
-        const int64_t left = columns.count - column;
-        int64_t done = 0;
-        if (b.row_stride == 1 && left >= TILE_WIDTH)
-            done =
-                transpose_rows(from, b.column_stride, inner.count, TILE_WIDTH, panel);
-        fill_panel(from, b.column_stride, b.row_stride, left, TILE_WIDTH, done,
-                   inner.count, panel);
-    }
+    pack(p->a, p->rows, rows, inner, TILE_HEIGHT, to);
+}
+
+/* The columns of b are the rows of its transpose. */
+static void pack_b(const td_product *p, Span inner, Span columns, float *to)
+{
+    const td_factor transpose = {p->b.data, p->b.column_stride, p->b.row_stride};
+    pack(transpose, p->columns, columns, inner, TILE_WIDTH, to);
 }
 
 /* What is added to the sums of a block: what c has, and the bias. */
@@ -240,11 +233,11 @@ static void multiply_spans(const td_product *p, Span all_rows, Span all_columns,
                                        .min =
                                            is_last && p->relu ? vec_set1(0.0f) : none};
             if (inner.count > 0)
-                pack_b(p->b, inner, columns, work.b);
+                pack_b(p, inner, columns, work.b);
             for (int64_t i = all_rows.first; i < last_row; i += ROW_BLOCK) {
                 const Span rows = next_span(i, last_row, ROW_BLOCK);
                 if (inner.count > 0)
-                    pack_a(p->a, p->rows, rows, inner, work.a);
+                    pack_a(p, rows, inner, work.a);
                 multiply_block(p, &addition, rows, columns, inner.count, work);
             }
         }

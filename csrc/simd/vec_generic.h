@@ -222,8 +222,8 @@ static inline vec8 sum_each_of_8(const vec8 x[8])
 }
 
 /* Transpose 8 x 8 floats, possibly in place. Rows begin `stride` floats apart in `from`
- * and `to_stride` floats apart in `to`, where they are stored one after another: a row
- * overwrites what a longer one before it stored behind `to_stride` floats. */
+ * and `to_stride` floats apart in `to`. They are stored one after another: if
+ * `to_stride` is below 8, each row overwrites the end of the one before it. */
 static inline void transpose_8x8(const float *from, int64_t stride, float *to,
                                  int64_t to_stride)
 {

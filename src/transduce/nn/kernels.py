@@ -56,10 +56,9 @@ def check(status: int) -> None:
 
 
 def has_fp32_products() -> bool:
-    """Whether fp32 matrices are multiplied natively: by AVX2 or AVX-512.
+    """Whether fp32 matrices are multiplied natively: with AVX2 or AVX-512.
 
-    PyTorch's products are faster on other processors, such as those of Macs, whose
-    matrix unit they use.
+    On other processors PyTorch multiplies them. On a Mac it uses the matrix unit.
     """
     api = native.api()
     return api is not None and native.string(api.isa).startswith("avx")
