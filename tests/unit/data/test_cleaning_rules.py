@@ -18,7 +18,7 @@ from transduce.data.cleaning_rules import (
 from transduce.errors import ConfigError
 from transduce.settings import apply_assignments
 
-LINEAR_S = 1.0
+LINEAR_S = 5.0
 """Seconds that 60 kB may take at most; a quadratic pattern takes longer."""
 LONG_WORD = "Donaudampfschifffahrts" * 3
 FAULTY = {

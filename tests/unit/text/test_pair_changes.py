@@ -142,10 +142,10 @@ def test_marks_at_the_end_are_left_out_on_both_sides_or_neither(
 
 def test_signs_without_a_word_are_changed_in_linear_time():
     begin = time.process_time()
-    assert in_case("- " * 5_000 + "5", "title") == "- " * 5_000 + "5"
+    assert in_case("- " * 25_000 + "5", "title") == "- " * 25_000 + "5"
     unchanged = pair("." * 50_000 + "a", "a.")
     assert without_end(unchanged) == unchanged
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 5
 
 
 def test_two_pairs_are_joined_with_the_space_that_their_scripts_have():
