@@ -1,7 +1,7 @@
 """Compare the speed and results of two source trees by turns.
 
     python benchmarks/two_trees.py --old OLD/src --new src [--train PRESET...]
-        [--decode MODEL... --input FILE] [--rounds 8]
+        [--training-precision fp32] [--decode MODEL... --input FILE] [--rounds 8]
 
 Each tree has its own process for each kind of work. While one works the other sleeps,
 so a slow period of the machine affects both. A round of training is one update; a round
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--old", type=Path)
     parser.add_argument("--new", type=Path)
     parser.add_argument("--train", nargs="*", default=[])
+    parser.add_argument("--training-precision", default="auto")
     parser.add_argument("--decode", type=Path, nargs="*", default=[])
     parser.add_argument("--precisions", nargs="*", default=["fp32", "int8"])
     parser.add_argument("--input", type=Path)
@@ -57,6 +58,7 @@ def main() -> None:
     work: dict[str, dict[str, Any]] = {
         f"training, {preset}": {
             "train": preset,
+            "precision": arguments.training_precision,
             "steps": arguments.rounds + WARM_UP,
         }
         for preset in arguments.train
@@ -139,7 +141,7 @@ def serve(task: dict[str, Any]) -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # keep the output of libraries out of the answers
     if "train" in task:
-        train(task["train"], task["steps"], lambda result: answer(out, result))
+        train(task, lambda result: answer(out, result))
         return
     translate = decoder(task)
     started = time.perf_counter()
@@ -188,7 +190,7 @@ def benchmark_name(name: str, *modules: str) -> Any:
     sys.exit(f"This tree has no {name} in {', '.join(modules)}.")
 
 
-def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
+def train(task: dict[str, Any], done: Callable[[Any], None]) -> None:
     """Make one update of a preset each round."""
     from dataclasses import replace
 
@@ -198,17 +200,19 @@ def train(preset: str, steps: int, done: Callable[[Any], None]) -> None:
     from transduce.experiments.presets import PRESETS
     from transduce.machine import keep_freed_memory
 
-    run = PRESETS[preset]
+    run = PRESETS[task["train"]]
     if run.batching.source_tokens > 3_125:
         batching = replace(run.batching, source_tokens=3_125, target_tokens=3_125)
         run = replace(run, batching=batching)
-    hardware = choose_hardware("cpu", "auto")
+    hardware = choose_hardware("cpu", task["precision"])
     keep_freed_memory()
     torch.manual_seed(1)
     modules = ("training", "training_systems", "training.task", "training.contestants")
-    task = benchmark_name("TrainingTask", *modules)
+    training_task = benchmark_name("TrainingTask", *modules)
     our_trainer = benchmark_name("our_trainer", *modules)
-    trainer = our_trainer(task(run=run, hardware=hardware, steps=steps))
+    trainer = our_trainer(
+        training_task(run=run, hardware=hardware, steps=task["steps"])
+    )
     done(None)
     trainer.train(
         on_step=lambda report: done(report.loss),
