@@ -380,8 +380,10 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     entries = list(log)
     steps = [e for e in entries if e["kind"] == "step"]
     scores = [e for e in entries if e["kind"] == "dev"]
-    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.6))
     FigureCanvasAgg(figure)
+    # Fixed margins, because a layout engine draws everything twice.
+    figure.subplots_adjust(left=0.08, right=0.985, bottom=0.14, top=0.9, wspace=0.22)
     loss_axes, quality_axes = figure.subplots(1, 2)
     _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
     name = next((e["name"] for e in scores if "name" in e), "dev")
@@ -389,7 +391,9 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     _line(loss_axes, scores, "loss", name, DEV, marker="o")
     for (other, found), color in zip(others.items(), cycle(OTHERS)):
         _line(loss_axes, found, "loss", other, color, marker="o")
-    loss_axes.set(xlabel="step", ylabel="smoothed loss, nats per target token")
+    loss_axes.set_title(
+        "smoothed loss, nats per target token", loc="left", fontsize="medium"
+    )
     final = [e for e in entries if e["kind"] == "final"]
     key = "f1" if any("f1" in e for e in scores) else "bleu"
     _line(quality_axes, scores, key, f"{name}, greedy", DEV, marker="o")
@@ -397,10 +401,11 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
         _line(quality_axes, found, key, f"{other}, greedy", color, marker="o")
     _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
     label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
-    quality_axes.set(xlabel="step", ylabel=label)
+    quality_axes.set_title(label, loc="left", fontsize="medium")
     _draw_rewards(quality_axes, steps, scores)
     # The search for the best place takes long for many points, with a warning.
     for axes, place in ((loss_axes, "upper right"), (quality_axes, "lower right")):
+        axes.set_xlabel("step")
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, loc=place)
