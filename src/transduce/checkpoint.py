@@ -291,19 +291,19 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """Average the weights of checkpoints of one run (section 6.1).
 
-    Raises `CheckpointError` if there are none, or if they are of different models or
-    runs.
+    The rest, such as the step, is that of the newest. Raises `CheckpointError` if there
+    are none, or if they are of different models or runs.
     """
     if not checkpoints:
         raise CheckpointError(
             "An average must have at least one checkpoint, but has 0."
         )
-    last = checkpoints[-1]
+    newest = max(checkpoints, key=lambda each: each.step)
     for other in checkpoints:
-        if _identity(other) != _identity(last):
+        if _identity(other) != _identity(newest):
             raise CheckpointError(
                 "Averaged checkpoints must be of one model, but those of step "
-                f"{other.step} and {last.step} have different settings or tokenizers."
+                f"{other.step} and {newest.step} have different settings or tokenizers."
             )
     trained = [c for c in checkpoints if c.run is not None]
     if any(c.run != trained[0].run for c in trained):
@@ -312,9 +312,9 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
             "different runs have no useful average."
         )
     mean = {
-        name: _mean([c.weights[name] for c in checkpoints]) for name in last.weights
+        name: _mean([c.weights[name] for c in checkpoints]) for name in newest.weights
     }
-    return replace(last, weights=mean)
+    return replace(newest, weights=mean)
 
 
 def _identity(checkpoint: Checkpoint) -> tuple[object, ...]:

@@ -63,9 +63,10 @@ def test_an_average_does_not_change_its_members(make_checkpoint):
     assert different(members[1], make_checkpoint(seed=2)) == []
 
 
-def test_an_average_has_the_step_of_its_last_member(make_checkpoint):
-    mean = average([make_checkpoint(step=10), make_checkpoint(step=20)])
-    assert mean.step == 20
+@pytest.mark.parametrize("steps", [(10, 20), (20, 10), (10, 30, 20)])
+def test_an_average_has_the_step_of_its_newest_member(make_checkpoint, steps):
+    mean = average([make_checkpoint(step=step) for step in steps])
+    assert mean.step == max(steps)
     assert mean.config == make_checkpoint().config
 
 
