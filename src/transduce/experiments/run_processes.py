@@ -457,7 +457,7 @@ def run_all(
     At Ctrl-C or SIGTERM, raises `ReproductionStoppedError` once all processes have
     saved.
     """
-    waiting = deque(runs)
+    waiting = deque(run for run in runs if not workers.is_done(run))
     with stop_on_signal() as should_stop:
         try:
             while not should_stop() and (waiting or workers.running):
@@ -505,6 +505,10 @@ class Workers:
         The first run is alone until it has prepared the corpus, which all share.
         """
         return bool(self._free) and (self._experiment.is_prepared or not self.running)
+
+    def is_done(self, run: Run) -> bool:
+        """Whether nothing is left to do for a run."""
+        return self._experiment.next_command(run) is None
 
     def start(self, run: Run) -> None:
         """Start or continue a run, unless it is done."""

@@ -98,6 +98,18 @@ def test_unfinished_runs_are_continued_and_finished_ones_are_not(
     assert told[-1] == ExperimentProgress(num_ended=2, steps=50 + 150, working=())
 
 
+def test_finished_runs_count_from_the_start_wherever_they_are_in_the_order(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=WRITES, big=FAILS)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    runs[1].path.mkdir()
+    runs[1].translations.write_text("mine")
+    _, told = carried_out(experiment, runs)
+    assert (told[0].num_ended, told[-1].num_ended) == (1, 2)
+    assert all(runs[1].name not in each for one in told for each in one.working)
+
+
 def test_a_failed_run_does_not_stop_the_others(
     programs: Callable[..., Programs],
 ) -> None:
