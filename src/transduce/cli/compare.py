@@ -85,7 +85,7 @@ def compare(
     reference
         Reference translations. If the option is repeated, each file has a reference of
         each sentence: scores are against all, lengths and word frequencies of the
-        first.
+        first. Without the option before it, a further file is a system.
     source
         Source sentences, shown beside the translations.
     train
