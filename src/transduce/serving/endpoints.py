@@ -300,6 +300,8 @@ class Endpoints:
                 log_probability=each.log_probability,
                 num_tokens=each.num_tokens,
                 perplexity=without_infinity(each.perplexity),
+                tokens=list(each.tokens),
+                token_log_probabilities=list(each.token_log_probabilities),
             )
             for _, each in sorted(found, key=itemgetter(0))
         ]

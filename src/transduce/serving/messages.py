@@ -310,9 +310,22 @@ class ScoreRequest(RequestMessage):
 class Score(BaseModel):
     """Log-probability and perplexity of a target."""
 
-    log_probability: Annotated[float, Field(description="The end token counted.")]
-    num_tokens: int
+    log_probability: Annotated[
+        float,
+        Field(
+            description="Natural logarithm, summed over `token_log_probabilities`; not "
+            "divided by the length."
+        ),
+    ]
+    num_tokens: Annotated[int, Field(description="The end token counted.")]
     perplexity: Annotated[float | None, Field(description="Null if it is infinite.")]
+    tokens: Annotated[
+        list[str],
+        Field(description="The first token of each word begins with a space."),
+    ]
+    token_log_probabilities: Annotated[
+        list[float], Field(description="One for each token, and one for the end.")
+    ]
 
 
 class AttentionRequest(RequestMessage):

@@ -309,6 +309,11 @@ def test_a_translation_has_its_offline_score(http: RunningServer) -> None:
     offline = translator.score(["one", "two"], ["eins", "drei"])
     assert one["log_probability"] == pytest.approx(offline[0].log_probability, abs=1e-5)
     assert two["num_tokens"] == offline[1].num_tokens
+    assert two["tokens"] == list(offline[1].tokens) != []
+    assert two["token_log_probabilities"] == pytest.approx(
+        offline[1].token_log_probabilities, abs=1e-5
+    )
+    assert len(two["token_log_probabilities"]) == two["num_tokens"]
     assert two["perplexity"] == pytest.approx(offline[1].perplexity, rel=1e-4)
 
 
