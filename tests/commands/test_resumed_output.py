@@ -149,6 +149,8 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", interrupted)
         assert "2,054 lines of the input" in refuses(*arguments, "--output", OUTPUT)
+    again = (*arguments, "--output", OUTPUT, "--resume")
+    assert "as models was " in refuses(*again, "--ensemble", model)
     succeeds(*arguments, "--output", OUTPUT, "--resume")
     assert OUTPUT.read_text() == expected
     assert len(written) == 4_111

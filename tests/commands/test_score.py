@@ -2,12 +2,15 @@ import json
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.native_decoder import EncodedSources, NativeModel
-from transduce.decoding.translator import Translator
+from transduce.decoding.translator import Translator, load
 from transduce.metrics.scores import TargetScore
 
 
@@ -85,6 +88,48 @@ def test_a_translation_is_scored_as_search_scored_it(
     ]
     # The same text in other pieces has another probability.
     assert sum(difference < 1e-4 for difference in differences) >= 30
+
+
+def test_several_models_score_by_the_mean_probability_of_each_token(
+    succeeds: Callable[..., str],
+    model: Path,
+    trained_checkpoint: Checkpoint,
+    pair_options: tuple[object, ...],
+    tmp_path: Path,
+) -> None:
+    weights = {name: each * 0.9 for name, each in trained_checkpoint.weights.items()}
+    other = tmp_path / "other"
+    save_model(replace(trained_checkpoint, weights=weights), other)
+
+    def scores(*arguments: object) -> list[dict[str, Any]]:
+        out = succeeds("score", *arguments, "--jsonl", *pair_options)
+        return list(map(json.loads, out.splitlines()))
+
+    ones, others = scores(model), scores(other)
+    both = scores(model, "--ensemble", other)
+    name = "token_log_probabilities"
+    for one, two, mean in zip(ones[:-1], others[:-1], both[:-1], strict=True):
+        assert mean["tokens"] == one["tokens"]
+        expected = [
+            math.log((math.exp(a) + math.exp(b)) / 2)
+            for a, b in zip(one[name], two[name], strict=True)
+        ]
+        assert mean[name] == pytest.approx(expected, abs=1e-6)
+        assert mean["log_probability"] == pytest.approx(sum(expected), abs=1e-5)
+    totals = [each["total_log_probability"] for each in (ones[-1], others[-1])]
+    assert both[-1]["total_log_probability"] > sum(totals) / 2  # by Jensen's inequality
+    assert scores(model, "--ensemble", model) == ones
+
+
+def test_scores_in_another_precision_are_those_of_a_translator_in_it(
+    succeeds: Callable[..., str], model: Path, pair_options: tuple[object, ...]
+) -> None:
+    options = ("--precision", "int8", "--device", "cpu")
+    lines = succeeds("score", model, *options, *pair_options).splitlines()[:-1]
+    translator = load(model, device="cpu", precision="int8")
+    expected = translator.score(["one two", "three", ""], ["eins zwei", "", "acht"])
+    assert lines == [f"{each.log_probability:.6f}" for each in expected]
+    assert lines != succeeds("score", model, *pair_options).splitlines()[:-1]
 
 
 def test_an_empty_corpus_has_no_probability(

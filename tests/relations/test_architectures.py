@@ -360,6 +360,18 @@ def test_an_ensemble_of_architectures_draws_samples(mixed: list[Path]) -> None:
     assert translator.sample(["one two"], config) == [first]
 
 
+def test_an_ensemble_of_architectures_scores_by_the_mean_probability(
+    mixed: list[Path],
+) -> None:
+    sources, targets = ["one two", "three"], ["eins zwei", ""]
+    apart = [load(each, device="cpu").score(sources, targets) for each in mixed]
+    together = load(*mixed, device="cpu").score(sources, targets)
+    for one, other, both in zip(*apart, together, strict=True):
+        logs = [one.token_log_probabilities, other.token_log_probabilities]
+        mean = np.log(np.exp(logs).mean(axis=0))
+        assert both.token_log_probabilities == pytest.approx(mean.tolist(), abs=1e-6)
+
+
 def test_an_ensemble_of_architectures_must_have_one_tokenizer(
     checkpoint: Checkpoint, trained_checkpoint: Checkpoint
 ) -> None:

@@ -1,12 +1,18 @@
 """An ensemble has the mean probabilities of its members."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from beam_kinds import beam_search
+from transduce.checkpoint import Checkpoint
 from transduce.decoding.search import Decoder, Ensemble
 from transduce.decoding.torch_decoder import TorchDecoder
+from transduce.decoding.translator import Translator
+from transduce.errors import CheckpointError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
@@ -52,3 +58,72 @@ def test_probabilities_are_the_mean_over_the_members(models: list[Transformer]) 
     last_ids = np.array([[4, 5], [6, 7]])
     mean = sum(m.step(last_ids).softmax(-1) for m in apart) / 3
     torch.testing.assert_close(together.step(last_ids).exp(), mean)
+
+
+@pytest.fixture
+def members(trained_checkpoint: Checkpoint) -> list[Checkpoint]:
+    """A trained model, and two with other weights."""
+    torch.manual_seed(4)
+    weights = trained_checkpoint.weights
+    return [
+        replace(
+            trained_checkpoint,
+            weights={
+                name: each + size * torch.randn_like(each)
+                for name, each in weights.items()
+            },
+        )
+        for size in (0, 0.1, 0.2)
+    ]
+
+
+@pytest.mark.usefixtures("is_native")
+@torch.no_grad()
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_token_of_a_target_has_the_mean_of_the_members_probabilities(
+    members: list[Checkpoint], number: int
+) -> None:
+    members = members[:number]
+    sources = ["one two three", "", "four"]
+    targets = ["eins", "zwei drei vier fünf", ""]
+    found = Translator(members[0], "cpu", *members[1:]).score(sources, targets)
+    tokenizer = members[0].tokenizer
+    for source, target, score in zip(sources, targets, found, strict=True):
+        [ids] = tokenizer.encode_targets([target])
+        given = torch.tensor([[*tokenizer.encode(source), EOS]])
+        read, written = torch.tensor([[BOS, *ids]]), [*ids, EOS]
+        logits = [each.build().eval()(given, read)[0].double() for each in members]
+        mean = sum(each.softmax(-1) for each in logits) / number
+        expected = mean[range(len(written)), written].log().tolist()
+        assert score.token_log_probabilities == pytest.approx(expected, abs=1e-4)
+        assert score.log_probability == pytest.approx(sum(expected), abs=1e-3)
+        assert score.tokens == tuple(tokenizer.pieces(ids))
+
+
+@pytest.mark.usefixtures("is_native")
+def test_an_ensemble_scores_its_translation_as_its_search_did(
+    members: list[Checkpoint], corpus: tuple[list[str], list[str]]
+) -> None:
+    translator = Translator(members[0], "cpu", *members[1:])
+    sources = sorted(set(corpus[0]), key=len)[:20]
+    best = [each.hypotheses[0] for each in translator.translate(sources)]
+    scores = translator.score(sources, [each.text for each in best])
+
+    def differences(wanted: Sequence[float]) -> list[float]:
+        pairs = zip(scores, wanted, strict=True)
+        return [abs(score.log_probability - each) for score, each in pairs]
+
+    # The same text in other pieces has another probability.
+    same = [each < 1e-4 for each in differences([h.log_probability for h in best])]
+    assert sum(same) >= 15
+    alone = Translator(members[0], "cpu").score(sources, [each.text for each in best])
+    assert min(differences([each.log_probability for each in alone])) > 1e-3
+
+
+def test_a_member_that_puts_out_nan_is_refused(members: list[Checkpoint]) -> None:
+    name = "embedding.weight"
+    damaged = {name: torch.full_like(members[1].weights[name], torch.nan)}
+    other = replace(members[1], weights={**members[1].weights, **damaged})
+    for several in ([members[0], other], [other, members[0]]):
+        with pytest.raises(CheckpointError, match="puts out NaN"):
+            Translator(several[0], "cpu", several[1]).score("one", "eins")

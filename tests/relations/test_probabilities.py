@@ -179,7 +179,7 @@ def test_a_target_read_token_by_token_has_pytorchs_score(
     checkpoint = make_checkpoint(replace(tiny, **variant))
     pairs = pairs_of(checkpoint.config, 60)
     [model] = Translator(checkpoint, "cpu").models
-    found = dict(score_pairs(model, *zip(*pairs, strict=True), positions=300))
+    found = dict(score_pairs([model], *zip(*pairs, strict=True), positions=300))
     assert sorted(found) == list(range(60))
     scores = [found[i].log_probability for i in range(60)]
     assert scores == pytest.approx(by_torch(checkpoint, pairs), abs=1e-4)
@@ -192,7 +192,7 @@ def test_many_short_targets_are_scored_in_several_batches(
     checkpoint = make_checkpoint(tiny)
     pairs = [([5, 6], [7 + i % 5]) for i in range(700)]
     [model] = Translator(checkpoint, "cpu").models
-    found = dict(score_pairs(model, *zip(*pairs, strict=True), positions=100_000))
+    found = dict(score_pairs([model], *zip(*pairs, strict=True), positions=100_000))
     scores = [found[i].log_probability for i in range(700)]
     assert scores == pytest.approx(by_torch(checkpoint, pairs), abs=1e-4)
 

@@ -17,6 +17,7 @@ from transduce.cli.lines import (
     tags_of,
     warn_of_other_languages,
 )
+from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import counted
 from transduce.files import without_infinity
@@ -36,6 +37,7 @@ def score(
     *,
     source: Files,
     target: Files,
+    ensemble: Files = (),
     output: Path | None = None,
     force: Force = False,
     resume: Resume = False,
@@ -43,8 +45,12 @@ def score(
     tag: str | None = None,
     jsonl: Annotated[bool, Parameter(negative="")] = False,
     device: str = "auto",
+    precision: PrecisionChoice = "auto",
 ) -> None:
     """Print the log-probability of each target line, and the perplexity of all.
+
+    A log-probability is in nats, summed over the tokens of a line and its end token. It
+    is not divided by the length; the score by which search ranks is.
 
     For example:
 
@@ -58,6 +64,8 @@ def score(
         Text files, one sentence per line.
     target
         Their translations, line by line.
+    ensemble
+        Further models; the probability of each token is the mean over all models.
     output
         A file to write; - is standard output, the default. Lines are kept in
         OUTPUT.part until all are done.
@@ -76,10 +84,21 @@ def score(
         Write one JSON object per line, and one for the total.
     device
         auto, cpu or cuda.
+    precision
+        Precision of matrix products: auto, which is fp32, and int8 for a quantized
+        model on a CPU; fp32, which is exact; or bf16 or int8, which can be several
+        times faster on a processor that supports them.
     """
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(*source, *target)
-    translator = load(model, device=device, target_language=target_language, tag=tag)
+    translator = load(
+        model,
+        *ensemble,
+        device=device,
+        precision=precision,
+        target_language=target_language,
+        tag=tag,
+    )
     if target_language is None:
         translator = into_language_of(translator, model, target)
     is_chosen = target_language is not None
@@ -88,7 +107,7 @@ def score(
     def origin() -> Origin:
         return {
             "command": "score",
-            "model": model_sum(model),
+            "models": [model_sum(each) for each in (model, *ensemble)],
             "jsonl": jsonl,
             **decoding_of(translator, WINDOW_LINES),
             **tags_of(translator),

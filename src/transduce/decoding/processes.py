@@ -25,6 +25,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from threading import Lock
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
+import numpy as np
+
 from transduce.decoding.search import Decoding, DecodingModel, Hypothesis, Sentence
 from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.machine import num_cores, num_threads, use_threads
@@ -266,24 +268,37 @@ def similar_lengths(lengths: Sequence[int], positions: int) -> Iterator[list[int
 
 
 def score_pairs(
-    model: DecodingModel,
+    models: Sequence[DecodingModel],
     sources: Sequence[list[int]],
     targets: Sequence[list[int]],
     positions: int,
 ) -> Iterator[tuple[int, TargetScore]]:
     """Score pairs in batches of similar lengths; yield each pair's number and score.
 
-    The ids of sources and targets are without end tokens. The scores of a batch come
-    together. The caller may stop between batches.
+    Several models score as an ensemble. The ids of sources and targets are without end
+    tokens. The scores of a batch come together. The caller may stop between batches.
     """
     pairs = zip(sources, targets, strict=True)
     lengths = [max(len(source), len(target)) for source, target in pairs]
     for batch in similar_lengths(lengths, positions):
         numbers = sorted(batch, key=lambda i: -len(targets[i]))
-        scores = model.score(
-            [[*sources[i], EOS] for i in numbers], [targets[i] for i in numbers]
-        )
-        yield from zip(numbers, scores, strict=True)
+        given = [[*sources[i], EOS] for i in numbers], [targets[i] for i in numbers]
+        members = zip(*(model.score(*given) for model in models), strict=True)
+        yield from zip(numbers, map(_mean_score, members), strict=True)
+
+
+def _mean_score(members: Sequence[TargetScore]) -> TargetScore:
+    """Return the score under the mean of the models' probabilities at each step.
+
+    All models have read the same target, so this is the mean that the search of an
+    `Ensemble` takes of all tokens, at the tokens of the target.
+    """
+    if len(members) == 1:
+        return members[0]
+    log_probabilities = np.array([each.token_log_probabilities for each in members])
+    with np.errstate(invalid="ignore"):  # the caller refuses NaN
+        mean = np.logaddexp.reduce(log_probabilities, axis=0) - np.log(len(members))
+    return TargetScore(token_log_probabilities=tuple(mean.tolist()))
 
 
 MAX_PROCESSES = 16

@@ -580,11 +580,13 @@ class Translator:
     def score(
         self, sources: str | Sequence[str], targets: str | Sequence[str]
     ) -> TargetScore | list[TargetScore]:
-        """Return the log-probability of given translations under the model.
+        """Return the log-probability of given translations.
 
         Two lists give one score for each pair, in order; two strings give one score. A
-        score has the natural logarithm over all tokens, the end token included, that of
-        each token, the number of tokens, and the perplexity per token.
+        score has the natural logarithm of the probability, summed over all tokens and
+        the end token and not divided by the length, that of each token, the number of
+        tokens, and the perplexity per token. Under an ensemble, the probability of each
+        token is the mean over the models.
 
         The log-probability of a translation is that of the search that found it, unless
         the search chose other sub-words for the same text, cut it short, or had a
@@ -595,8 +597,7 @@ class Translator:
         Raises
         ------
         RequestError
-            Sources and targets are not equally many, the model parses, or there are
-            several models.
+            Sources and targets are not equally many, or the model parses.
         CheckpointError
             The model puts out NaN.
         """
@@ -615,11 +616,6 @@ class Translator:
         """
         require_translation(self)
         sources, targets = listed(sources), listed(targets)
-        if len(self._checkpoints) > 1:
-            raise RequestError(
-                "Translations must be scored by one model, but "
-                f"{len(self._checkpoints)} are loaded."
-            )
         if len(sources) != len(targets):
             raise RequestError(
                 "Sources and targets must be equally many, but are "
@@ -627,9 +623,7 @@ class Translator:
             )
         source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
-        scores = score_pairs(
-            self.models[0], source_ids, target_ids, self.batch_positions
-        )
+        scores = score_pairs(self.models, source_ids, target_ids, self.batch_positions)
         for number, score in scores:
             require_numbers([score.log_probability])
             tokens = self.tokenizer.pieces(target_ids[number])
