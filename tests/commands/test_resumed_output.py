@@ -14,6 +14,7 @@ import pytest
 
 from file_size import limited_file_size
 from transduce.checkpoint import Checkpoint, load_model, save_model
+from transduce.cli import USER_ERROR
 from transduce.decoding.parser import Parser
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError, ConfigError
@@ -176,17 +177,32 @@ def test_partial_records_are_computed_again(
     assert OUTPUT.read_text() == expected
 
 
-def test_lines_that_a_crash_of_the_machine_left_as_zeros_are_computed_again(
-    succeeds, refuses, model, stops_with
+@pytest.mark.parametrize(
+    ("path", "line", "change"),
+    [
+        (PART, 1, lambda line: bytes(len(line))),  # as a crash of the machine leaves it
+        (PART, 1, lambda line: b"[" + line[1:]),
+        (PART, 1, lambda line: line[:-1] + b" "),
+        (RECORD, 2, lambda line: line.replace(b'["', b'["0')),  # of the input
+        (RECORD, 2, lambda line: line.replace(b"null", b"1234")),  # the note
+    ],
+)
+def test_results_that_were_damaged_are_computed_again(
+    command, model, stops_with, path, line, change
 ) -> None:
-    arguments = ("translate", model, "--input", LINES, "--device", "cpu")
-    expected = succeeds(*arguments)
+    arguments = ("translate", model, "--input", LINES, "--jsonl", "--device", "cpu")
+    expected = command(*arguments).out
     stops_with(KeyboardInterrupt())
-    refuses(*arguments, "--output", OUTPUT)
-    written = PART.read_bytes()
-    first = written.index(b"\n") + 1
-    PART.write_bytes(written[:first] + bytes(len(written) - first))
-    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    assert command(*arguments, "--output", OUTPUT).code == USER_ERROR
+    lines = path.read_bytes().splitlines(keepends=True)
+    changed = change(lines[line])
+    assert changed != lines[line]
+    path.write_bytes(b"".join([*lines[:line], changed, *lines[line + 1 :]]))
+    resumed = command(*arguments, "--output", OUTPUT, "--resume")
+    assert resumed.err == (
+        f"Warning: {PART}: the result of line 2 of the input is damaged; those from "
+        "line 2 on are computed again.\n"
+    )
     assert OUTPUT.read_text(encoding="utf-8") == expected
 
 

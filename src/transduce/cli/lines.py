@@ -2,8 +2,8 @@
 
 A command writes to `OUTPUT.part`, which holds only whole records, however the process
 ends. The first line of `OUTPUT.part.record` holds model and options; each further line
-holds the end of a record and a checksum of its input. With these, `--resume` continues
-only if the result equals that of an uninterrupted command.
+holds the end of a record and checksums of its input and of itself. With these,
+`--resume` continues only if the result equals that of an uninterrupted command.
 """
 
 import json
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -139,13 +138,13 @@ def tags_of(translator: Translator) -> Origin:
     return {name: tag for name, tag in tags.items() if tag}
 
 
-FORMAT = 2
+FORMAT = 3
 """Format of the record file; an output begun in another one is not resumed."""
 PART, RECORD = ".part", ".part.record"
 STANDARD_INPUT_FILE = Path("/dev/stdin")
 """Name of the file that the shell opens as standard input, if it opens one."""
 KEY_BYTES = 8
-"""Size of the checksum of an input line in bytes."""
+"""Size in bytes of the checksum of an input line, or of a record."""
 
 
 class RecordOutput(Protocol):
@@ -329,12 +328,17 @@ class _Part:
         """Read an earlier command's record, and cut off partial records."""
         head, lines = _read_record(record)
         _require_same(self.path, head.origin, origin)
-        # A crash of the machine may leave a part of the output as zeros.
         size = os.fstat(self._part).st_size
-        whole = list(
-            takewhile(lambda each: each.end <= size and self._has_line_end(each), lines)
+        lines = [each for each in lines if each.end <= size]
+        num_sound = next(
+            (i for i, each in enumerate(lines) if not self._is_sound(each)), len(lines)
         )
-        whole = whole[: len(whole) - len(whole) % batch_items]
+        whole = lines[: num_sound - num_sound % batch_items]
+        if num_sound < len(lines):
+            warn(
+                f"{self.path}: the result of line {num_sound + 1:,} of the input is "
+                f"damaged; those from line {len(whole) + 1:,} on are computed again."
+            )
         self.num_done = self.num_written = len(whole)
         self.notes = [line.note for line in whole]
         self._done_keys = [line.keys for line in whole]
@@ -345,12 +349,14 @@ class _Part:
         os.ftruncate(self._record, whole[-1].record_end if whole else head.record_end)
         os.lseek(self._record, 0, os.SEEK_END)
 
-    def _has_line_end(self, line: "_Line") -> bool:
-        """Return whether a record of the output ends where its line says."""
-        if line.end == 0:
-            return True
-        os.lseek(self._part, line.end - 1, os.SEEK_SET)
-        return os.read(self._part, 1) == b"\n"
+    def _is_sound(self, line: "_Line") -> bool:
+        """Return whether a record of the output and its line are as they were written.
+
+        A crash of the machine may leave zeros in their place.
+        """
+        os.lseek(self._part, line.begin, os.SEEK_SET)
+        content = os.read(self._part, line.end - line.begin)
+        return _sum(content, line.end, line.keys, line.note) == line.sum
 
     def reading(
         self, items: Iterable[Item], text: Callable[[Item], str] = str
@@ -381,8 +387,9 @@ class _Part:
         content = record.encode("utf-8")
         write_all(self._part, content)
         self._end += len(content)
-        line = [self._end, [keys.popleft() for keys in self._keys], note]
-        write_all(self._record, _json_line(line))
+        keys = [each.popleft() for each in self._keys]
+        checksum = _sum(content, self._end, keys, note)
+        write_all(self._record, _json_line([self._end, keys, note, checksum]))
         self.num_written += 1
 
     def write_end(self, text: str) -> None:
@@ -467,17 +474,29 @@ def _json_line(content: Any) -> bytes:
 
 
 def _key(text: str) -> str:
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=KEY_BYTES)
-    return digest.hexdigest()
+    return _checksum(text.encode("utf-8", "surrogatepass"))
+
+
+def _sum(content: bytes, end: int, keys: Sequence[str], note: Any) -> str:
+    """Return a checksum of a record and of what its line says about it."""
+    return _checksum(content + _json_line([end, list(keys), note]))
+
+
+def _checksum(content: bytes) -> str:
+    return blake2b(content, digest_size=KEY_BYTES).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     """Line of the record file about one record of the output."""
 
+    begin: int
+    """Offset of the record in the output, where the one before ends."""
     end: int
     keys: tuple[str, ...]
     note: Any
+    sum: str
+    """Checksum of the record and of the three values before."""
     record_end: int
     """Offset of the line's own end in the record file."""
 
@@ -508,21 +527,25 @@ def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
     place, end = len(head), 0
     for line in rest:
         place += len(line)
-        found = _line(line, place)
-        if found is None or found.end < end:
+        found = _line(line, end, place)
+        if found is None:
             break
         lines.append(found)
         end = found.end
     return _Head(origin, len(head)), lines
 
 
-def _line(text: bytes, place: int) -> _Line | None:
+def _line(text: bytes, begin: int, place: int) -> _Line | None:
+    """Read a line about a record that begins at an offset; None if it is damaged."""
     try:
-        end, keys, note = json.loads(text)
+        end, keys, note, checksum = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return None
-    is_sound = type(end) is int and isinstance(keys, list) and text.endswith(b"\n")
-    return _Line(end, tuple(map(str, keys)), note, place) if is_sound else None
+    if type(end) is not int or end < begin or not isinstance(keys, list):
+        return None
+    if not text.endswith(b"\n"):
+        return None
+    return _Line(begin, end, tuple(map(str, keys)), note, str(checksum), place)
 
 
 def _require_same(path: Path, recorded: Origin, origin: Origin) -> None:
