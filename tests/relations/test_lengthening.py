@@ -247,6 +247,26 @@ def test_a_rise_of_the_learning_rate_is_warned_of(files, tmp_path):
     assert "at step 11, as the cool-down" in message
 
 
+@pytest.mark.parametrize(
+    "planned",
+    [
+        {"warmup_steps": 10},  # the rate of step 2 is twice that of step 1
+        {
+            "schedule": "constant",
+            "learning_rate": 1e-3,
+            "sgd_from_step": 2,
+            "sgd_learning_rate": 0.5,
+        },
+    ],
+)
+def test_a_planned_rise_of_the_learning_rate_is_not_warned_of(files, tmp_path, planned):
+    with pytest.raises(TrainingStoppedError):
+        train(files, tiny(**planned), tmp_path / "run", CPU, Warnings(stop_at=1))
+    warnings = Warnings()
+    resume(tmp_path / "run", CPU, warnings, steps=12)
+    assert not [each for each in warnings.messages if "learning rate" in each]
+
+
 def test_updates_added_to_those_by_reward_are_by_reward(files, tmp_path):
     config = tiny(reward="gleu", reward_steps=3, reward_samples=2)
     train(files, config, tmp_path / "run", CPU)

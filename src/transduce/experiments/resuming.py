@@ -108,7 +108,7 @@ def refuse_changed_files(out: Path, files: RunFiles) -> None:
 
 
 RISE_OF_RATE = 1.5
-"""Rise of the learning rate from one update to the next that causes a warning."""
+"""Rise of the learning rate by a changed number of updates that causes a warning."""
 
 
 def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
@@ -127,7 +127,7 @@ def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
     return [
         f"The number of updates of the run (`training.steps`) changes from "
         f"{before.steps:,} to {steps:,}.",
-        *_changes_of_rate(now, before, progress.step),
+        *_changes_of_rate(now, before, progress),
     ]
 
 
@@ -173,16 +173,23 @@ def _newest_progress(folder: RunFolder) -> Progress:
 
 
 def _changes_of_rate(
-    config: RunConfig, before: TrainingConfig, made: int
+    config: RunConfig, before: TrainingConfig, progress: Progress
 ) -> Iterator[str]:
-    """Warning that the learning rate rises again after a cool-down."""
-    if 0 < made < config.training.steps:
-        d_model = config.model.d_model
-        old = scheduled_rate(made, d_model, before)
-        new = scheduled_rate(made + 1, d_model, config.training)
-        if new > old * RISE_OF_RATE:
-            yield (
-                f"The learning rate rises from {old:.2g} to {new:.2g} at step "
-                f"{made + 1:,}, as the cool-down (training.cooldown_share) now comes "
-                f"at the end of {config.training.steps:,} updates."
-            )
+    """Warning that the learning rate rises again after a cool-down.
+
+    A rise that was planned, as in the warm-up, is not due to the new number.
+    """
+    made, training = progress.step, config.training
+    if not 0 < made < training.steps:
+        return
+    factor = progress.rate_factor * progress.plateau_factor
+    old, planned, new = (
+        factor * scheduled_rate(step, config.model.d_model, each)
+        for step, each in ((made, before), (made + 1, before), (made + 1, training))
+    )
+    if new > max(old, planned) * RISE_OF_RATE:
+        yield (
+            f"The learning rate rises from {old:.2g} to {new:.2g} at step "
+            f"{made + 1:,}, as the cool-down (training.cooldown_share) now comes "
+            f"at the end of {training.steps:,} updates."
+        )
