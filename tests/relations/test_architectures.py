@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -16,12 +17,14 @@ from transduce.architectures.config import CONFIGS
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Checkpoint, average, build, load_model, save_model
 from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.tensors import pad_rows
 from transduce.decoding.search import Ensemble
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator, load
 from transduce.device import Hardware
 from transduce.errors import ConfigError, RequestError, VersionError
+from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.presets import PRESETS
 from transduce.interop import onnx
 from transduce.model.transformer import Memory, Transformer
@@ -38,6 +41,8 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumConfig:
+    has_cross_attention: ClassVar[bool] = False
+
     vocab_size: int = 50
     target_vocab_size: int | None = None
     d_model: int = 16
@@ -393,6 +398,14 @@ def test_guided_attention_must_have_cross_attention(trainer: Trainer, cpu) -> No
     guidance = GuidedAttention(weight=1.0, begins_word=every, takes_word=every)
     with pytest.raises(ConfigError, match="architecture has none"):
         BatchLoss(trainer.model, 0.1, cpu, guidance)
+
+
+def test_a_run_without_cross_attention_has_no_coverage_penalty() -> None:
+    search = SearchConfig(coverage_penalty=0.2)
+    config = replace(PRESETS["tiny"], model=SumConfig(), search=search)
+    text = (Path("text"),)
+    with pytest.raises(ConfigError, match='`search.coverage_penalty` .* "sum", which'):
+        refuse_contradictions(config, CorpusFiles(source=text, target=text))
 
 
 def refusals() -> Iterator[object]:

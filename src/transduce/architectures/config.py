@@ -33,6 +33,9 @@ class ArchitectureConfig(Protocol):
     """Settings that the models of all architectures have: a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    has_cross_attention: ClassVar[bool]
+    """Whether the decoder attends to the source: whether the models have
+    `TransductionModel.cross_attention_taps`."""
 
     @property
     def vocab_size(self) -> int:
@@ -91,6 +94,8 @@ class RecurrentConfig:
     RNNsearch (Bahdanau et al., 2015) and the model of Luong et al. (2015) are other
     values of the same settings.
     """
+
+    has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 32_000
     """Size of the vocabulary, which is that of the learned tokenizer."""
@@ -337,6 +342,8 @@ FastForward = Literal["half", "full", "none"]
 class DeepAttConfig:
     """Settings of Deep-Att (Zhou et al. 2016); the defaults are that paper's sizes."""
 
+    has_cross_attention: ClassVar[bool] = True
+
     vocab_size: int = 80_000
     """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
     source and target, as is their embedding."""
@@ -479,6 +486,8 @@ class ConvolutionalConfig:
     """Settings of ConvS2S (Gehring et al., 2017); the defaults are near those of its
     code for English to German."""
 
+    has_cross_attention: ClassVar[bool] = True
+
     vocab_size: int = 40_000
     """Size of the vocabulary, which is that of the learned tokenizer."""
     target_vocab_size: int | None = None
@@ -607,6 +616,8 @@ Stacking = Literal["added", "joined"]
 class ByteNetConfig:
     """Settings of ByteNet (Kalchbrenner et al., 2016); the defaults are that paper's
     for English to German."""
+
+    has_cross_attention: ClassVar[bool] = False
 
     vocab_size: int = 700
     """Size of the vocabulary, which is that of the learned tokenizer."""
@@ -788,6 +799,8 @@ class MixtureTransformerConfig:
 
     # Not a subclass of `ModelConfig`, which the native library and exports accept.
 
+    has_cross_attention: ClassVar[bool] = True
+
     vocab_size: int = 37_000
     """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
     source and target, as is their embedding."""
@@ -867,6 +880,8 @@ class MixtureRecurrentConfig:
 
     The defaults are the sizes of Shazeer et al. (2017), appendix E, with 32 experts.
     """
+
+    has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 32_000
     """Size of the vocabulary, which is that of the learned tokenizer."""

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from transduce.architectures.config import (
     ArchitectureConfig,
-    ByteNetConfig,
     ConvolutionalConfig,
     MixtureRecurrentConfig,
     MixtureTransformerConfig,
     RecurrentConfig,
+    architecture_of,
 )
 from transduce.data.augmentation import require_suitable
 from transduce.data.batches import BatchingConfig
@@ -291,15 +291,16 @@ def _contradictions_of_architecture(
     config: RunConfig, is_parser: bool
 ) -> Iterator[str]:
     model = config.model
-    if isinstance(model, ByteNetConfig):
+    if not model.has_cross_attention:
         for name, weight in (
             ("search.coverage_penalty", config.search.coverage_penalty),
             ("treebank.guidance", config.treebank.guidance),
         ):
             if weight > 0:
                 yield (
-                    f"`{name}` must be 0 for ByteNet, which has no cross-attention, "
-                    f"but is {weight:g}."
+                    f"`{name}` must be 0 for the architecture "
+                    f'"{architecture_of(model)}", which has no cross-attention, but is '
+                    f"{weight:g}."
                 )
     if isinstance(model, ConvolutionalConfig) and model.shared_embedding and is_parser:
         yield (

@@ -7,7 +7,7 @@ and the table of sinusoids.
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from math import prod
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -55,6 +55,8 @@ MAX_POSITION_BASE = 1e12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Settings of a Transformer; the defaults are the paper's base model (Table 3)."""
+
+    has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 37_000
     """Size of the vocabulary, which is that of the learned tokenizer. It is shared by

@@ -167,11 +167,12 @@ def test_short_integers_do_not_overflow():
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *VARIANTS])
-def test_the_parameter_count_equals_that_of_the_model(name):
+def test_the_settings_tell_the_size_and_the_attention_of_the_model(name):
     config = PRESETS[name].model if name in PRESETS else CONFIGS[name]
     with torch.device("meta"):
         model = build(config)
     assert num_parameters(config) == model.num_parameters()
+    assert config.has_cross_attention == bool(model.cross_attention_taps)
 
 
 def group_of(name: str, modules: dict[str, nn.Module]) -> str:
