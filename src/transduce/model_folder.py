@@ -145,8 +145,7 @@ class StoredWeights(Mapping[str, Array]):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.folder = path.parent.absolute()
-        """Folder of the file, also after a change of the current folder."""
+        self._file = path.absolute()  # also after a change of the current folder
         try:
             require_file(path)
             self._kept = _identity(path)
@@ -164,7 +163,7 @@ class StoredWeights(Mapping[str, Array]):
         self._tensors = {current_name(name): each for name, each in tensors.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self.folder / self.path.name, self.checksum)
+        return _reopened, (self._file, self.checksum)
 
     def __copy__(self) -> "StoredWeights":
         return self
@@ -237,7 +236,7 @@ class StoredWeights(Mapping[str, Array]):
         # The map knows the file's size even if the file has lost its name since.
         is_changed = self._map.size() != state[0]
         with suppress(FileNotFoundError):
-            number_now, *state_now = _identity(self.path)
+            number_now, *state_now = _identity(self._file)
             is_changed |= number_now == number and state_now != state
         if is_changed:
             raise CheckpointError(

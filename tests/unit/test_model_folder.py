@@ -61,13 +61,20 @@ def test_a_replaced_or_removed_file_can_still_be_read(
         assert np.array_equal(opened.arrays[name], array)
 
 
-def test_a_file_that_is_overwritten_is_refused(folder: Path) -> None:
-    opened = open_model(folder)
+@pytest.mark.parametrize("longer_by", [0, 4])
+@pytest.mark.parametrize("is_relative", [False, True])
+def test_a_file_that_is_overwritten_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, longer_by: int, is_relative: bool
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    opened = open_model(Path(folder.name) if is_relative else folder)
+    monkeypatch.chdir("/")
     path = folder / WEIGHTS
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     with path.open("r+b") as file:
-        file.write(content + b"more")
+        file.write(content + bytes(longer_by))
+    os.utime(path, ns=(0, 0))  # it differs, however coarse the clock of the disk is
     message = "must stay as they are while they are in use, but were overwritten"
     with pytest.raises(CheckpointError, match=message):
         _ = opened.arrays["embedding.weight"]
