@@ -243,6 +243,12 @@ def _require_int8(device: torch.device) -> None:
     )
 
 
+MAX_INT8_INPUTS = (2**31 - 1) // (255 * 127)
+"""Maximum number of inputs of a linear map in PyTorch's int8. It sums products of an
+input from 0 to 255 and a weight from -127 to 127 in 32 bits; the native library splits
+longer sums."""
+
+
 class Int8Linear(nn.Module):
     """A linear map with int8 weights in PyTorch, where there is no native library.
 
@@ -252,7 +258,15 @@ class Int8Linear(nn.Module):
     def __init__(
         self, weight: Float[Tensor, "outputs inputs"], bias: Tensor | None
     ) -> None:
+        """Round the weights; `RequestError` if sums of so many inputs may overflow."""
         super().__init__()
+        if weight.size(1) > MAX_INT8_INPUTS:
+            raise RequestError(
+                "Without the native library, the linear maps of precision int8 must "
+                f"have at most {MAX_INT8_INPUTS:,} inputs, as PyTorch's sums would "
+                f"overflow, but one has {weight.size(1):,}; install gcc or clang, then "
+                "transduce once more, or use precision fp32."
+            )
         largest = weight.detach().abs().amax(dim=1).clamp(min=1e-8)
         with warnings.catch_warnings():
             # Deprecated, but its successor multiplies more slowly.

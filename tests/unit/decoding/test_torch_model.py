@@ -8,6 +8,7 @@ from instruction_sets import chosen_isa
 from transduce.decoding import native_decoder, torch_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding.torch_model import (
+    MAX_INT8_INPUTS,
     Int8Linear,
     NativeLinear,
     TorchModel,
@@ -49,6 +50,18 @@ def test_int8_products_are_near_the_exact_ones(has_bias):
 def test_zero_weights_give_a_zero_output():
     found = Int8Linear(torch.zeros(4, 8), None)(torch.randn(2, 8))
     assert torch.equal(found, torch.zeros(2, 4))
+
+
+@needs_vnni
+def test_the_sum_of_the_most_inputs_does_not_overflow():
+    ones = torch.ones(1, MAX_INT8_INPUTS)  # rounded to 255, with weights of 127
+    found = Int8Linear(ones, None)(ones)
+    assert found.item() == pytest.approx(MAX_INT8_INPUTS, rel=1e-4)
+
+
+def test_a_linear_map_whose_sums_may_overflow_is_refused():
+    with pytest.raises(RequestError, match=r"at most 66,311 inputs, .* has 66,312;"):
+        Int8Linear(torch.ones(1, MAX_INT8_INPUTS + 1), None)
 
 
 @pytest.mark.parametrize("precision", available_precisions(CPU))
