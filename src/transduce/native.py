@@ -213,6 +213,15 @@ def check(status: int, work: Work = DECODING) -> None:
     raise ValueError(f"{message} ({name})")
 
 
+def require_free(num_bytes: int, work: Work) -> None:
+    """Raise `RequestError` if a large array of the work exceeds the free memory.
+
+    Linux grants more memory than it has, and would kill the process that uses it.
+    """
+    if num_bytes >= LARGE_ALLOCATION and not _is_free(num_bytes):
+        raise RequestError(f"{work.name} needs {_refusal.take()}; {work.remedy}.")
+
+
 def string(text: Any) -> str:
     """Decode a C string."""
     decoded: bytes = ffi.string(text)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float32, Float64, Int32, Int64
 
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
-from transduce.native import Work, check, ffi, library, pointer
+from transduce.native import Work, check, ffi, library, pointer, require_free
 from transduce.processes import call_interruptibly
 from transduce.settings import shown
 from transduce.text.corpus import SentencePair
@@ -34,6 +34,11 @@ NULL = -1
 """Source id of target words that come from no source word."""
 CHUNK_LINKS = 2**21
 """Links computed at once. A link is a target word with a possible source word."""
+
+LEARNING = "Learning word translations"
+"""Name of the work, for messages if memory is lacking."""
+BYTES_OF_TARGET = 8
+"""Bytes of a target's id and probability, as the native library returns them."""
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 """Ids of a source and of a target, from 0."""
@@ -173,7 +178,8 @@ def likeliest_targets(
     """Learn the `best` likeliest targets of each source id, as `ibm_model_1` does.
 
     The native library learns them, if there is one: much faster, and with memory for
-    the distinct pairs of ids only. It drops probabilities below 1e-5.
+    the distinct pairs of ids only. It drops probabilities below 1e-5. Raises
+    `RequestError` if memory is lacking.
     """
     native = library()
     if native is None:
@@ -181,6 +187,10 @@ def likeliest_targets(
     source_vocab = int(pairs.sources.max(initial=0)) + 1
     target_vocab = int(pairs.targets.max(initial=0)) + 1
     best = min(best, target_vocab)
+    require_free(
+        (source_vocab + 1) * best * BYTES_OF_TARGET,
+        Work(LEARNING, "end other programs, or keep fewer targets of a source piece"),
+    )
     tokens = np.empty((source_vocab + 1, best), dtype=np.int32)
     probabilities = np.empty((source_vocab + 1, best), dtype=np.float32)
 
@@ -207,7 +217,7 @@ def likeliest_targets(
                 pointer(tokens, "int32_t *"),
                 pointer(probabilities, "float *"),
             ),
-            Work("Learning word translations", "give fewer sentence pairs"),
+            Work(LEARNING, "give fewer sentence pairs"),
         )
 
     call_interruptibly(learn)  # minutes for millions of pairs

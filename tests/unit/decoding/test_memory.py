@@ -69,6 +69,16 @@ def test_the_work_that_lacks_memory_is_named(
 
 
 @needs_library
+def test_targets_beyond_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = EncodedPairs.of([([40_000], [1_000])])
+    monkeypatch.setattr(native, "free_memory", lambda _: float(2**20))
+    message = r"^Learning .* needs 0.3 GiB at once, .* fewer targets of a source piece"
+    with pytest.raises(RequestError, match=message):
+        likeliest_targets(pairs, 1_000)
+    assert len(likeliest_targets(pairs, 100).target)
+
+
+@needs_library
 def test_the_memory_of_many_hypotheses_is_estimated(
     trained_checkpoint: Checkpoint,
 ) -> None:
