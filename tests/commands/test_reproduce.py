@@ -325,6 +325,31 @@ class TestTable4:
         assert not out.exists()
 
 
+def test_an_interrupted_reproduction_says_how_it_continues(
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, target = corpus_files
+    text = ("--source", source, "--target", target)
+    text += ("--dev-source", source, "--dev-target", target)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("transduce.experiments.scaling.measure_scores", interrupt)
+    for _ in range(2):
+        message = refuses("reproduce", "scaling", *text, "--out", "scaling")
+        assert message == (
+            "Interrupted. All finished work is in scaling: the same command continues "
+            "the reproduction."
+        )
+    found = {path.name for path in Path("scaling").iterdir()}
+    assert found == {"logs", "runs", "scaling.json"}
+
+
 def test_scaling_is_measured_trained_and_written(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -359,20 +359,26 @@ def _precedes_record(path: Path) -> bool:
     return path.name == CORPUS or path.match(LEFTOVERS)
 
 
-def locked(folder: Path) -> AbstractContextManager[tuple[int, ...]]:
-    """Lock a folder; `ConfigError` if another command has locked it.
+@contextmanager
+def locked(folder: Path) -> Iterator[tuple[int, ...]]:
+    """Lock an experiment's folder; `ConfigError` if another command has locked it.
 
     The lock is an open file, to be left open in child processes: it lasts until the
-    last of them has ended.
+    last of them has ended. Ctrl-C raises `ReproductionStoppedError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    return path_lock(
-        folder,
-        ConfigError(
-            f"{folder}: one command at a time may use this folder, but another one, or "
-            "a process that it started, is using it; wait for it to end."
-        ),
+    refusal = ConfigError(
+        f"{folder}: one command at a time may use this folder, but another one, or "
+        "a process that it started, is using it; wait for it to end."
     )
+    with path_lock(folder, refusal) as lock:
+        try:
+            yield lock
+        except KeyboardInterrupt:
+            raise ReproductionStoppedError(
+                f"Interrupted. All finished work is in {folder}: the same command "
+                "continues the reproduction."
+            ) from None
 
 
 @runtime_checkable
@@ -404,7 +410,7 @@ class Experiment(Protocol):
 
 
 class ReproductionStoppedError(TransduceError):
-    """The experiment was stopped by the user, and its runs are saved."""
+    """The experiment was stopped by the user; the same command continues it."""
 
 
 class RunsFailedError(TransduceError):
