@@ -699,6 +699,17 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
+def on_template_context(context: Any, template_name: str, config: Any) -> Any:
+    """Let the page for missing addresses find its styles where it is read from a file.
+
+    MkDocs begins its links with the path of `site_url`, since a server shows the page
+    at any depth. A site without that address is read from files.
+    """
+    if template_name == "404.html" and not config.site_url:
+        context["base_url"] = "."
+    return context
+
+
 INCLUDED = re.compile(r"^--8<-- \"([A-Z]+\.md)\"$", re.MULTILINE)
 """A page of the repository's root that a page of the site consists of."""
 MARKS = re.compile(r"^<!-- (?:run|file|output)\b.*-->\n", re.MULTILINE)
