@@ -1,4 +1,4 @@
-"""Scripts name tests that exist, and versions of all packages."""
+"""Scripts name tests that exist, and versions of all packages and actions."""
 
 import re
 import tomllib
@@ -34,6 +34,16 @@ def test_the_tested_versions_include_all_packages_for_development() -> None:
     constraints = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     known = {plain(line.partition("==")[0]) for line in constraints}
     assert names - known == {"transduce"}
+
+
+def test_the_workflows_pin_their_actions_by_commit() -> None:
+    """A tag or a branch may lead to other code tomorrow."""
+    workflows = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+    text = "\n".join(each.read_text("utf-8") for each in workflows)
+    actions = re.findall(r"uses: (.+)", text)
+    assert actions
+    pinned = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
+    assert [each for each in actions if not pinned.fullmatch(each)] == []
 
 
 def plain(name: str) -> str:
