@@ -64,8 +64,11 @@ class NormalizedLinear(nn.Linear):
         """Matrix of the map; in evaluation without gradients it is computed once."""
         if self.training or torch.is_grad_enabled():
             return self._normalized()
-        weight, gain = self.weight, self.gain
-        version = (weight.data_ptr(), weight._version, weight.dtype, gain._version)
+        parts = (self.weight, self.gain)
+        version = (
+            self.weight.dtype,
+            *((each.data_ptr(), each._version) for each in parts),
+        )
         if self._kept is None or self._kept[0] != version:
             self._kept = (version, self._normalized())
         return self._kept[1]

@@ -241,6 +241,14 @@ def test_a_kept_matrix_follows_changes_of_the_weights() -> None:
         torch.testing.assert_close(layer(x) - layer.bias, 4 * (before - layer.bias))
 
 
+def test_a_kept_matrix_follows_another_gain() -> None:
+    layer, x = NormalizedLinear(4, 3).eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        before = layer(x)
+        layer.gain = nn.Parameter(2 * layer.gain)
+        torch.testing.assert_close(layer(x), 2 * before)
+
+
 @pytest.mark.parametrize(("kernel", "before"), [(3, 1), (3, 2), (2, 0), (5, 4), (1, 0)])
 def test_a_map_of_windows_is_a_convolution(kernel: int, before: int) -> None:
     x, weight = torch.randn(2, 6, 4), torch.randn(5, kernel * 4)
