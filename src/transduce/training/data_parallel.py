@@ -89,7 +89,7 @@ class Processes:
         except RuntimeError as error:
             if self.count == 1 or not any(word in str(error) for word in BROKEN):
                 raise
-            raise ProcessLostError(LOST) from None
+            raise ProcessLostError(LOST) from error
 
     def data_parallel(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Return a module that starts with the first process's weights in all.

@@ -36,6 +36,7 @@ def test_a_lost_connection_has_a_plain_message(text):
         "All processes of a run must continue together, but the connection between "
         "two of them is lost."
     )
+    assert str(caught.value.__cause__) == text
 
 
 @pytest.mark.parametrize(
