@@ -228,13 +228,35 @@ def string(text: Any) -> str:
     return decoded.decode()
 
 
-def pointer(array: Shaped[np.ndarray, "..."] | None, kind: str) -> Any:
+DTYPES = {
+    "float *": ("float32",),
+    "double *": ("float64",),
+    "int8_t *": ("int8",),
+    "int32_t *": ("int32",),
+    "int64_t *": ("int64",),
+    "uint8_t *": ("bool", "uint8"),
+}
+"""Dtypes of the arrays that a pointer may point to."""
+
+
+def pointer(
+    array: Shaped[np.ndarray, "..."] | None,
+    kind: str,
+    shape: tuple[int, ...] | None = None,
+) -> Any:
     """Return a pointer of type `kind`, such as "float *", to a contiguous array.
 
-    It is valid as long as the array exists. None gives NULL.
+    It is valid as long as the array exists. None gives NULL. Raises `ValueError` if the
+    array has another dtype or, if one is given, another shape.
     """
     if array is None:
         return ffi.NULL
+    if array.dtype.name not in DTYPES[kind] or shape not in (None, array.shape):
+        sizes = "" if shape is None else f" {list(shape)}"
+        raise ValueError(
+            f"The native library must get {' or '.join(DTYPES[kind])}{sizes}, but gets "
+            f"{array.dtype} {list(array.shape)}."
+        )
     assert array.flags.c_contiguous
     return ffi.cast(kind, array.__array_interface__["data"][0])
 

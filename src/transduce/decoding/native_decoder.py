@@ -121,7 +121,11 @@ class NativeSearch:
 
         Returns the rows that continue and the token of each.
         """
-        assert tuple(logits.shape[:2]) == (len(self.live), self._group)
+        if tuple(logits.shape[:2]) != (len(self.live), self._group):
+            raise ValueError(
+                f"Logits must be of {len(self.live)} sentences and {self._group} "
+                f"hypotheses of each, but have the shape {list(logits.shape)}."
+            )
         if (array := native_logits(logits)) is not None:
             self._grow_by_logits(array)
         else:
@@ -158,7 +162,7 @@ class NativeSearch:
             self._api.search_run(
                 self._handle,
                 decoder,
-                pointer(last_ids, "int64_t *"),
+                pointer(last_ids, "int64_t *", (len(self.live), self.beam_size)),
                 max_steps,
                 max_live,
                 num_threads(),
@@ -189,7 +193,6 @@ class NativeSearch:
         limits = np.array([min(each, ENDLESS) for each in max_lengths], dtype=np.int64)
         prefix_tokens = RowTokens.of(prefixes)
         prefix_lengths = np.diff(prefix_tokens.offsets)
-        assert len(prefix_lengths) == len(limits)
         excluded = np.array(self._excluded, dtype=np.int64)
         bad_words = RowTokens.of(self._config.bad_words)
         bad_word_lengths = np.diff(bad_words.offsets)
@@ -211,7 +214,7 @@ class NativeSearch:
                 fields,
                 len(limits),
                 pointer(limits, "int64_t *"),
-                pointer(prefix_lengths, "int64_t *"),
+                pointer(prefix_lengths, "int64_t *", limits.shape),
                 pointer(prefix_tokens.tokens, "int64_t *"),
                 handle,
             )
@@ -246,15 +249,14 @@ class NativeSearch:
         mask = None
         if self._mask is not None:
             mask = np.ascontiguousarray(self._mask())
-            assert mask.shape == logits.shape
         coverage = self._coverage_of_step()
         check(
             self._api.search_advance(
                 self._handle,
                 pointer(logits, "float *"),
                 logits.shape[2],
-                pointer(mask, "uint8_t *"),
-                pointer(coverage, "double *"),
+                pointer(mask, "uint8_t *", logits.shape),
+                pointer(coverage, "double *", logits.shape[:2]),
             )
         )
 
@@ -309,16 +311,14 @@ class NativeSearch:
                 pointer(totals, "double *"),
                 pointer(parents, "int64_t *"),
                 pointer(tokens, "int64_t *"),
-                pointer(coverage, "double *"),
+                pointer(coverage, "double *", (len(self.live), self._group)),
             )
         )
 
     def _coverage_of_step(self) -> Float64[np.ndarray, "sentences group"] | None:
         if self._coverage is None:
             return None
-        coverage = np.ascontiguousarray(self._coverage(), dtype=np.float64)
-        assert coverage.shape == (len(self.live), self._group)
-        return coverage
+        return np.ascontiguousarray(self._coverage(), dtype=np.float64)
 
     def _drop_finished(
         self,
@@ -507,11 +507,12 @@ class NativeModel:
         return scores
 
     def _start(self, encoded: EncodedSources, summed_layers: int) -> "NativeDecoder":
+        shape = int(encoded.lengths.sum()), self.config.d_model
         handle = ffi.new("td_decoder **")
         check(
             self._api.decoder_new(
                 self._handle,
-                pointer(encoded.states, "float *"),
+                pointer(encoded.states, "float *", shape),
                 pointer(encoded.lengths, "int64_t *"),
                 len(encoded.lengths),
                 summed_layers,
@@ -535,7 +536,7 @@ class NativeModel:
                     self._handle,
                     name.encode(),
                     pointer(values.values, "int8_t *"),
-                    pointer(values.scales, "float *"),
+                    pointer(values.scales, "float *", values.values.shape[:1]),
                     *values.values.shape,
                 ),
                 LOADING,
@@ -615,13 +616,12 @@ class NativeDecoder:
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float32[np.ndarray, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
-        assert last_ids.shape == self._shape
         last_ids = np.ascontiguousarray(last_ids)
         logits = empty_aligned(*last_ids.shape, self.model.vocab_size)
         check(
             self._api.decoder_step(
                 self.handle,
-                pointer(last_ids, "int64_t *"),
+                pointer(last_ids, "int64_t *", self._shape),
                 pointer(logits, "float *"),
                 num_threads(),
             )
@@ -667,14 +667,15 @@ class NativeDecoder:
         Raises `IndexError` if an id is outside the vocabulary.
         """
         counts = [0 if each is None else len(each) for each in shortlists]
-        assert len(counts) == self._shape[0]
         none = np.zeros(0, dtype=np.int32)
         ids = np.concatenate([none if each is None else each for each in shortlists])
         ids = np.ascontiguousarray(ids, dtype=np.int32)
         sizes = np.array(counts, dtype=np.int64)
         check(
             self._api.decoder_set_shortlists(
-                self.handle, pointer(sizes, "int64_t *"), pointer(ids, "int32_t *")
+                self.handle,
+                pointer(sizes, "int64_t *", self._shape[:1]),
+                pointer(ids, "int32_t *"),
             )
         )
 
@@ -763,7 +764,7 @@ class PackedLinear:
         native = api()
         assert native is not None
         self._api = native.decode
-        self._outputs = len(weight)
+        self._outputs, self._inputs = weight.shape
         weight = np.ascontiguousarray(weight, dtype=np.float32)
         if bias is not None:
             bias = np.ascontiguousarray(bias, dtype=np.float32)
@@ -771,7 +772,7 @@ class PackedLinear:
         check(
             self._api.linear_new(
                 pointer(weight, "float *"),
-                pointer(bias, "float *"),
+                pointer(bias, "float *", (self._outputs,)),
                 *weight.shape,
                 native_precision(precision),
                 num_threads(),
@@ -790,7 +791,7 @@ class PackedLinear:
         check(
             self._api.linear_apply(
                 self._handle,
-                pointer(x, "float *"),
+                pointer(x, "float *", (*x.shape[:-1], self._inputs)),
                 y.size // self._outputs,
                 pointer(y, "float *"),
                 num_threads(),

@@ -537,15 +537,11 @@ def _find_natively(
     logits: Float32[np.ndarray, "sentences group vocab"], query: CandidateQuery
 ) -> Candidates:
     sentences, group, vocab = logits.shape
-    # The native function cannot check shapes.
-    assert query.log_probabilities.shape == (sentences, group)
-    assert query.forced is None or query.forced.shape == (sentences,)
     logits = np.ascontiguousarray(logits)
     log_probabilities = np.ascontiguousarray(query.log_probabilities)
     mask, excluded = None, query.excluded
     if isinstance(excluded, np.ndarray):
         mask, excluded = np.ascontiguousarray(excluded), ()
-        assert mask.shape == logits.shape
     excluded_ids = np.array(excluded, dtype=np.int64)
     # Each array has a name, since all that the struct points to must outlive the call.
     restrictions = (
@@ -560,11 +556,11 @@ def _find_natively(
             "group": group,
             "vocab": vocab,
             "count": query.count,
-            "log_probs": pointer(log_probabilities, "double *"),
-            "mask": pointer(mask, "uint8_t *"),
+            "log_probs": pointer(log_probabilities, "double *", (sentences, group)),
+            "mask": pointer(mask, "uint8_t *", logits.shape),
             "excluded_tokens": pointer(excluded_ids, "int64_t *"),
             "num_excluded_tokens": len(excluded_ids),
-            "forced_tokens": pointer(query.forced, "int64_t *"),
+            "forced_tokens": pointer(query.forced, "int64_t *", (sentences,)),
             "restrictions": restrictions,
             "diversity": query.diversity,
             "found_log_probs": pointer(totals, "double *"),

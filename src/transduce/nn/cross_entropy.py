@@ -74,7 +74,10 @@ def smoothed_cross_entropy(
     tokens. Both losses are then means of the passes, and the smoothed one includes
     alpha/4 times D(p, q) + D(q, p), the divergences between the two distributions p and
     q of each token.
+
+    Raises `ValueError` unless there is one target for each state.
     """
+    _require_one_target_each(states, target_out)
     if torch.is_grad_enabled():
         smoothed, negative_log_likelihood = _SmoothedCrossEntropy.apply(  # type: ignore[no-untyped-call] # torch's own
             states, output_weight, target_out, label_smoothing, dtype, consistency
@@ -88,6 +91,14 @@ def smoothed_cross_entropy(
             sums += _losses(logits, log_total, targets, label_smoothing)
         smoothed, negative_log_likelihood = sums.unbind()
     return Loss(smoothed=smoothed, negative_log_likelihood=negative_log_likelihood)
+
+
+def _require_one_target_each(states: Tensor, target_out: Tensor) -> None:
+    if target_out.shape != states.shape[:1]:
+        raise ValueError(
+            f"There must be one target for each of {len(states)} states, but the shape "
+            f"of the targets is {list(target_out.shape)}."
+        )
 
 
 class _SmoothedCrossEntropy(torch.autograd.Function):
@@ -396,12 +407,16 @@ def native_loss(
     """Compute the losses of all rows and the gradients of states and matrix.
 
     At most `max_logits` logits are in memory at a time, but never fewer than those of
-    256 rows. Raises `IndexError` if a target is outside the vocabulary.
+    256 rows. Raises `IndexError` if a target is outside the vocabulary, and
+    `ValueError` if sizes differ.
     """
-    # The native function cannot check shapes.
-    assert target_out.shape == states.shape[:1]
-    assert states.size(1) == output_weight.size(1)
+    _require_one_target_each(states, target_out)
     width = states.size(1)
+    if output_weight.size(1) != width:
+        raise ValueError(
+            f"The output matrix must have {width} columns, as many as the states, but "
+            f"has {output_weight.size(1)}."
+        )
     states, weight = _in_panels(states), _in_panels(output_weight)
     losses = new_floats(2, len(states))
     grad_states, grad_weight = torch.empty_like(states), torch.empty_like(weight)

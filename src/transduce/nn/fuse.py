@@ -184,8 +184,9 @@ class FusedRestrictedSelfAttention(RestrictedSelfAttention, FusedAttention):
         mask: Bool[Tensor, "#batch 1 #queries keys"] | None,
     ) -> Float[Tensor, "batch queries d_model"]:
         (batch, length, _), band = attended.shape, self.band
-        if band.covers(length):
-            mask = self.whole_mask(mask, length, length, query.device)
+        # Blocks need as many queries as keys.
+        if query.size(1) != length or band.covers(length):
+            mask = self.whole_mask(mask, query.size(1), length, query.device)
             return FusedAttention.forward(self, query, attended, mask)
         if not self.uses_native_attention(query, attended[:, : band.window]):
             return MultiHeadAttention.forward(self, query, attended, mask)

@@ -116,12 +116,22 @@ def new_floats(*shape: int) -> Float[Tensor, "*shape"]:
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 
-def tensor_pointer(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Any:
+def tensor_pointer(
+    tensor: Tensor,
+    dtype: torch.dtype = torch.float32,
+    shape: Sequence[int] | None = None,
+) -> Any:
     """Return a pointer to the elements of a contiguous tensor of this dtype.
 
-    It is valid as long as the tensor is kept.
+    It is valid as long as the tensor is kept. Raises `ValueError` if the tensor has
+    another dtype or, if one is given, another shape.
     """
-    assert tensor.dtype == dtype
+    if tensor.dtype != dtype or (shape is not None and tensor.shape != tuple(shape)):
+        sizes = "" if shape is None else f" {list(shape)}"
+        raise ValueError(
+            f"A native function must get {dtype}{sizes}, but gets "
+            f"{tensor.dtype} {list(tensor.shape)}."
+        )
     assert tensor.is_contiguous()
     return ffi.cast(POINTER_TYPES[dtype], tensor.data_ptr())
 

@@ -64,6 +64,7 @@ def has_native_attention(
     """Whether the native attention exists for these inputs and is the fastest."""
     return (
         is_native(query)
+        and len(query) == len(attended)
         and query.dtype != torch.float64
         and attended.size(1) > 0
         and (attended.size(1) <= MAX_KEYS or dropout > 0)
@@ -82,7 +83,8 @@ def native_attention(
     """Compute the attention of all heads, in fp32.
 
     The heads' queries are side by side in `query`; `key_value` has all heads' keys and
-    then their values. `dropout` is the rate of the weights' dropout.
+    then their values. `dropout` is the rate of the weights' dropout. Raises
+    `ValueError` if sizes differ.
     """
     if mask is None:
         mask = query.new_ones(1, 1, 1, key_value.size(1), dtype=torch.bool)
@@ -104,11 +106,14 @@ class _NativeAttention(torch.autograd.Function):
     ) -> Tensor:
         query, key_value = query.contiguous(), key_value.contiguous()
         batch, queries, _ = query.shape
-        mask = mask.contiguous().expand(batch, -1, queries, -1)
         api, keys = loaded_nn_api(), key_value.size(1)
+        mask = _expanded_mask(mask, batch, queries, keys)
         width = -(-keys // api.lanes) * api.lanes
+        query_width, key_width, value_width = (
+            heads.count * each for each in (heads.d_k, heads.d_k, heads.d_v)
+        )
         weights = query.new_empty(batch, heads.count, queries, width)
-        output = query.new_empty(batch, queries, heads.count * heads.d_v)
+        output = query.new_empty(batch, queries, value_width)
         arguments = {
             "sentences": batch,
             "heads": heads.count,
@@ -116,14 +121,12 @@ class _NativeAttention(torch.autograd.Function):
             "keys": keys,
             "d_k": heads.d_k,
             "d_v": heads.d_v,
-            "mask": {
-                "data": ffi.cast("uint8_t *", mask.data_ptr()),
-                "sentence_stride": mask.stride(0),
-                "query_stride": mask.stride(2),
-            },
+            "mask": _native_mask(mask),
             "scale": heads.scale,
-            "query": tensor_pointer(query),
-            "key_value": tensor_pointer(key_value),
+            "query": tensor_pointer(query, shape=(batch, queries, query_width)),
+            "key_value": tensor_pointer(
+                key_value, shape=(batch, keys, key_width + value_width)
+            ),
             "weights": tensor_pointer(weights),
             "output": tensor_pointer(output),
         }
@@ -190,6 +193,7 @@ def has_layer_stack(
     attended += [] if memory is None else [memory.states]
     return (
         all(each.dtype == torch.float32 for each in (x, *attended))
+        and all(each.size(-1) == x.size(-1) for each in attended)
         and x.size(1) > 0
         and x.size(-1) % MASK_MULTIPLE == 0
         and settings.d_ff % ROW_MULTIPLE == 0
@@ -234,7 +238,7 @@ def layer_stack(
     - the feed-forward network: the inner and the outer map.
 
     Each weight is followed by its bias, which only the candidate lacks. Recurrent units
-    have no mask.
+    have no mask. Raises `ValueError` if a weight has another shape than it must have.
     """
     states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
     has_backward = torch.is_grad_enabled()  # within the function it never is
@@ -263,12 +267,23 @@ class _LayerStack(torch.autograd.Function):
         stack = _new_stack(x, memory, settings)
         stack.kept_layers = settings.count if has_backward else 1
         stack.is_bf16 = _is_autocast()
-        # The native function cannot check shapes.
-        assert [each.shape for each in weights] == _shapes_of(stack)
+        for weight, shape in zip(weights, _shapes_of(stack), strict=True):
+            if weight.shape != shape:
+                raise ValueError(
+                    f"A weight of the layers must have the shape {list(shape)}, but "
+                    f"has {list(weight.shape)}."
+                )
         seeds = _draw_seeds(stack)
         # The masks are named, so that they outlive the call.
-        masks = [m if m is None else m.contiguous() for m in (mask, memory_mask)]
-        stack.self_mask, stack.cross_mask = [_native_mask(each, x) for each in masks]
+        batch, length, _ = x.shape
+        if mask is not None:
+            mask = _expanded_mask(mask, batch, length, length)
+            stack.self_mask = _native_mask(mask)
+        if memory_mask is not None:
+            memory_mask = _expanded_mask(
+                memory_mask, batch, length, stack.memory_length
+            )
+            stack.cross_mask = _native_mask(memory_mask)
         states = x.new_empty(stack.parts, api.stack_states(stack))
         y = torch.empty_like(x)
         stack.seeds = seeds
@@ -372,14 +387,25 @@ def _draw_seeds(stack: Any) -> Any:
     return ffi.new("uint32_t[]", seeds)
 
 
-def _native_mask(mask: Tensor | None, x: Tensor) -> dict[str, Any]:
-    """Return a mask as `td_mask`; queries and sentences of x may share it."""
-    if mask is None:
-        return {}
-    wide = mask.expand(x.size(0), -1, x.size(1), -1)
-    sentence_stride, _, query_stride, _ = wide.stride()
+def _expanded_mask(
+    mask: Bool[Tensor, "#batch 1 #queries #keys"], batch: int, queries: int, keys: int
+) -> Bool[Tensor, "{batch} 1 {queries} {keys}"]:
+    """Return a mask with these sizes, which sentences and queries may share.
+
+    Raises `ValueError` if its dtype is not bool, and PyTorch's `RuntimeError` if it has
+    other sizes.
+    """
+    if mask.dtype != torch.bool:
+        raise ValueError(f"A mask must be of bools, but is of {mask.dtype}.")
+    # The native library reads the keys of a query one after another.
+    return mask.expand(-1, -1, -1, keys).contiguous().expand(batch, 1, queries, keys)
+
+
+def _native_mask(mask: Bool[Tensor, "batch 1 queries keys"]) -> dict[str, Any]:
+    """Return the result of `_expanded_mask` as a `td_mask`."""
+    sentence_stride, _, query_stride, _ = mask.stride()
     return {
-        "data": tensor_pointer(mask, torch.bool),
+        "data": ffi.cast("uint8_t *", mask.data_ptr()),
         "sentence_stride": sentence_stride,
         "query_stride": query_stride,
     }
@@ -410,8 +436,10 @@ def _set_packed(stack: Any, packed: Float[Tensor, "directions elements"]) -> Non
 
 def _pointers(weights: Sequence[Tensor]) -> Integer[np.ndarray, " weights"]:
     """Return the addresses of weights; faster than a pointer of cffi for each."""
-    assert all(each.is_contiguous() for each in weights)
-    assert all(each.dtype == torch.float32 for each in weights)
+    if not all(
+        each.is_contiguous() and each.dtype == torch.float32 for each in weights
+    ):
+        raise ValueError("The weights of layers must be contiguous, and in fp32.")
     return np.array([each.data_ptr() for each in weights], dtype=np.uintp)
 
 

@@ -115,9 +115,10 @@ def native_muon(
     rows, columns = matrix_size(weights[0], count)
     # The tensors and arrays that a struct points to must be kept during the call.
     gradients = [gradient.contiguous() for gradient in gradients]
-    gradient_pointers = _matrix_pointers(gradients, count)
-    momentum_pointers = _matrix_pointers(momenta, count)
-    weight_pointers = _matrix_pointers(weights, count)
+    shape = weights[0].shape
+    gradient_pointers = _matrix_pointers(gradients, shape, count)
+    momentum_pointers = _matrix_pointers(momenta, shape, count)
+    weight_pointers = _matrix_pointers(weights, shape, count)
     coefficients = ffi.new("float[]", [each for step in POLYNOMIALS for each in step])
     task = ffi.new(
         "td_muon *",
@@ -142,9 +143,9 @@ def native_muon(
     torch.autograd.graph.increment_version(weights)
 
 
-def _matrix_pointers(tensors: Sequence[Tensor], count: int) -> Any:
+def _matrix_pointers(tensors: Sequence[Tensor], shape: torch.Size, count: int) -> Any:
     """Return an array of pointers to the `count` matrices of each tensor."""
-    size = tensors[0].numel() // count
-    starts = map(tensor_pointer, tensors)
+    size = shape.numel() // count
+    starts = (tensor_pointer(each, shape=shape) for each in tensors)
     each = [start + size * i for start in starts for i in range(count)]
     return ffi.new("float *[]", each)

@@ -138,9 +138,10 @@ def has_native_product(*matrices: Tensor) -> bool:
 
 
 def _multiply_natively(a: Tensor, b: Tensor, c: Tensor, *, accumulates: bool) -> None:
-    # The native function cannot check shapes.
-    assert a.size(1) == len(b)
-    assert c.shape == (len(a), b.size(1))
+    if a.size(1) != len(b):
+        raise ValueError(
+            f"Matrices of {list(a.shape)} and {list(b.shape)} have no product."
+        )
     a, b = _with_unit_stride(a), _with_unit_stride(b)
     api, threads = loaded_nn_api(), torch.get_num_threads()
     workspace = new_floats(threads, api.product_workspace())
@@ -152,7 +153,7 @@ def _multiply_natively(a: Tensor, b: Tensor, c: Tensor, *, accumulates: bool) ->
             "inner": len(b),
             "a": _factor(a),
             "b": _factor(b),
-            "c": tensor_pointer(c),
+            "c": tensor_pointer(c, shape=(len(a), b.size(1))),
             "accumulates": accumulates,
             "workspace": tensor_pointer(workspace),
         },
@@ -433,8 +434,8 @@ class _NormalizedSum(torch.autograd.Function):
             "width": x.size(-1),
             "epsilon": epsilon,
             "x": tensor_pointer(x),
-            "gain": tensor_pointer(gain),
-            "bias": tensor_pointer(bias),
+            "gain": tensor_pointer(gain, shape=x.shape[-1:]),
+            "bias": tensor_pointer(bias, shape=x.shape[-1:]),
             "normalized": tensor_pointer(normalized),
             "inverse_deviation": tensor_pointer(inverse_deviation),
             "y": tensor_pointer(y),
@@ -607,7 +608,7 @@ def _recurrence(candidate: Tensor, forget: Tensor, cells: Tensor) -> Any:
             "sentences": sentences,
             "length": length,
             "width": width,
-            "candidate": tensor_pointer(candidate),
+            "candidate": tensor_pointer(candidate, shape=cells.shape),
             "forget": tensor_pointer(forget),
             "cells": tensor_pointer(cells),
         },

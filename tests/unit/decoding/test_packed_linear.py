@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -187,3 +188,16 @@ def test_an_int8_layer_is_within_one_percent_of_fp32():
     assert error < (0.015 if is_fine else 0.05)
     # 127 steps for weights and 255 for inputs; far fewer would have larger errors.
     assert error > 0.001
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_inputs_of_another_width_or_type_are_refused(packed_linear):
+    layer = packed_linear(torch.randn(8, 16), None)
+    for x in (torch.randn(2, 4), torch.randn(2, 17)):
+        with pytest.raises(ValueError, match="must get float32"):
+            layer(x)
+    exact = PackedLinear(np.ones((8, 16), np.float32), None, "fp32")
+    with pytest.raises(ValueError, match="must get float32"):
+        exact(np.ones((2, 16)))
+    with pytest.raises(ValueError, match="must get float32"):
+        packed_linear(torch.randn(8, 16), torch.randn(2))

@@ -319,6 +319,15 @@ def test_a_nan_state_makes_the_loss_nan(place, target):
     assert torch.autograd.grad(loss, logits)[0].isnan().all()
 
 
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("number", [0, 3, 300])
+def test_another_number_of_targets_than_of_states_is_an_error(logits, number):
+    logits.requires_grad_()
+    targets = torch.zeros(number, dtype=torch.int64)
+    with pytest.raises(ValueError, match="one target for each"):
+        loss_of(logits, targets, 0.1)
+
+
 @pytest.mark.parametrize("target", [-12, -1, 11, 2**40])
 def test_a_token_beyond_the_vocabulary_is_an_error(logits, target, target_out):
     target_out[2] = target

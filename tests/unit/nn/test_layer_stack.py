@@ -370,8 +370,30 @@ def test_a_slice_of_a_stack_is_computed_by_the_kernel():
 def test_weights_of_other_shapes_are_refused():
     encoder, _ = stacks()
     encoder[1].feed_forward.outer.bias = nn.Parameter(torch.zeros(63))
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match=r"must have the shape \[64\], but has \[63\]"):
         encoder(torch.randn(3, 7, 64), padded(3, 7))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_sentences_that_share_a_memory_are_not_read_beyond_its_end():
+    _, decoder = stacks(replace(CONFIG, dropout=0.0))
+    memory, target = torch.randn(1, 6, 64), torch.randn(4, 5, 64)
+    mask, self_mask = padded(1, 6), causal_mask(5, 5, target.device)
+    output = decoder(target, memory, self_mask, mask)
+    assert not is_compiled(output)
+    of_each = (each.expand(4, *each.shape[1:]) for each in (memory, mask))
+    memories, masks = of_each
+    assert_alike([output], [decoder(target, memories, self_mask, masks)])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_masks_of_other_lengths_are_refused():
+    encoder, decoder = stacks()
+    with pytest.raises(RuntimeError, match="size"):
+        encoder(torch.randn(3, 7, 64), padded(3, 5))
+    target, self_mask = torch.randn(3, 4, 64), causal_mask(4, 4, torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="size"):
+        decoder(target, torch.randn(3, 7, 64), self_mask, padded(3, 5))
 
 
 def test_saved_tensors_may_be_moved_by_hooks():

@@ -211,6 +211,36 @@ def test_a_hook_on_the_weights_disables_the_kernel():
     assert seen[0].shape == (3, 4, 6, 6)
 
 
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_mask_of_other_sizes_or_another_type_is_refused():
+    layer = fuse(MultiHeadAttention(64, 4, 16, 16, "scaled"))
+    query, memory = torch.randn(3, 6, 64), torch.randn(3, 8, 64)
+    for shape in ((3, 1, 1, 5), (3, 1, 5, 8), (2, 1, 1, 8), (3, 4, 6, 8)):
+        with pytest.raises(RuntimeError, match="size"):
+            layer(query, memory, torch.ones(shape, dtype=torch.bool))
+    with pytest.raises(ValueError, match="must be of bools"):
+        layer(query, memory, torch.ones(3, 1, 1, 8))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_inputs_of_other_widths_are_refused():
+    heads = heads_of(2, 16, 16)
+    query, key_value = drawn(3, 6, 8, heads)
+    for wrong in ((query[..., :16], key_value), (query, key_value[..., :48])):
+        with pytest.raises(ValueError, match="must get"):
+            native_attention(*wrong, None, heads)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_queries_of_several_sentences_may_share_keys():
+    plain = MultiHeadAttention(64, 4, 16, 16, "scaled")
+    layer = fuse(plain)
+    query, memory = torch.randn(3, 6, 64), torch.randn(1, 8, 64)
+    output = layer(query, memory, None)
+    assert not has_kernel_behind(output)
+    torch.testing.assert_close(output, plain(query, memory, None), **TOLERANCE)
+
+
 def has_kernel_behind(output: Tensor) -> bool:
     """Whether a kernel computed the input of the last projection."""
     found, nodes = False, [output.grad_fn]

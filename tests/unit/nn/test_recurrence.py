@@ -155,3 +155,11 @@ def test_a_hook_on_a_unit_sees_its_output_in_training() -> None:
         layer.recurrence.register_forward_hook(lambda *call: seen.append(call[-1]))
     assert_alike(run_all(), expected)
     assert [each.shape for each in seen] == [(40, 9, 64)] * 2
+
+
+@NATIVE
+@pytest.mark.usefixtures("unchecked_types")
+def test_candidates_of_other_sizes_than_the_gates_are_refused() -> None:
+    unit = fuse(unit_of(32))
+    with pytest.raises(ValueError, match="must get"):
+        unit.outputs(torch.randn(3, 5, 32), torch.randn(3, 4, 32))

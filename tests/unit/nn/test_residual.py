@@ -175,3 +175,10 @@ def test_a_layer_computes_the_same_with_and_without_the_kernel(dropout, is_train
     plain = output_of(layer)
     assert "NormalizedSum" not in plain.grad_fn.name()
     torch.testing.assert_close(output, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_inputs_of_another_width_than_the_norm_are_refused():
+    fused, x = fuse(ResidualConnection(32, 0.3, "post", EPSILON)), torch.randn(4, 64)
+    with pytest.raises(ValueError, match="must get"):
+        fused.add_and_norm(x, x)
