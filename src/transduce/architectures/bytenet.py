@@ -16,7 +16,7 @@ from torch.nn import functional
 from transduce.architectures.config import ByteNetConfig
 from transduce.architectures.convolutional import past_name, windows
 from transduce.architectures.interface import CachedState, num_matrix_elements
-from transduce.model.config import PASSES
+from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
 
 
@@ -248,7 +248,7 @@ class ByteNet(nn.Module):
         encoder = num_matrix_elements(self.encoder_blocks)
         parts = (self.joining, self.decoder_blocks, self.last, self.output)
         decoder = sum(map(num_matrix_elements, parts))
-        return PASSES * 2 * (num_unfolded * encoder + num_target * decoder)
+        return FORWARDS_PER_UPDATE * 2 * (num_unfolded * encoder + num_target * decoder)
 
     def _stacked(
         self,

@@ -3,7 +3,7 @@
 `config.json` of a model folder names the architecture, and `CONFIGS` the class of its
 settings. To add an architecture, add its config here, a case to `checkpoint.build`, and
 a module that implements `interface.TransductionModel`. Its `num_parameters` is a
-formula, so that `transduce presets` needs no PyTorch; tests hold it against the model.
+formula, so that `transduce presets` needs no PyTorch; tests compare it with the model.
 """
 
 import re
@@ -336,6 +336,16 @@ class RecurrentConfig:
 
 
 FastForward = Literal["half", "full", "none"]
+DEEP_ATT_MAX = {
+    "vocab_size": 2**24,
+    "target_vocab_size": 2**24,
+    "embedding_width": 2**16,
+    "d_model": 2**16,
+    "encoder_layers": 1_000,
+    "decoder_layers": 1_000,
+    "columns": 2,
+}
+"""Largest value of each size of Deep-Att."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,22 +431,9 @@ class DeepAttConfig:
         return embeddings + encoder + context + attention + decoder + output
 
 
-DEEP_ATT_MAX = {
-    "vocab_size": 2**24,
-    "target_vocab_size": 2**24,
-    "embedding_width": 2**16,
-    "d_model": 2**16,
-    "encoder_layers": 1_000,
-    "decoder_layers": 1_000,
-    "columns": 2,
-}
-"""Largest value of each size of Deep-Att."""
-
-
 MAX_KERNEL = 1_000
 MAX_DILATION = 2**20
 MAX_UNFOLDING = 100
-"""Largest sizes of convolutional models, beside those of all models."""
 
 
 class Convolution(NamedTuple):
@@ -1004,12 +1001,13 @@ def num_parameters(config: ArchitectureConfig) -> int:
 
 def num_positions(config: ArchitectureConfig) -> int | None:
     """Return the number of learned positions of a model; None if it has none."""
-    has_table = isinstance(config, ConvolutionalConfig) or (
-        getattr(config, "positions", "sinusoidal") == "learned"
-    )
-    if not has_table:
-        return None
-    return int(getattr(config, "max_positions"))  # noqa: B009 # of either class
+    match config:
+        case ModelConfig() | MixtureTransformerConfig():
+            return config.max_positions if config.positions == "learned" else None
+        case ConvolutionalConfig():
+            return config.max_positions
+        case _:
+            return None
 
 
 def scaled(config: ArchitectureConfig, factor: float) -> ArchitectureConfig:

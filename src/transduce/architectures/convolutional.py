@@ -19,7 +19,7 @@ from torch.nn import functional
 from transduce.architectures.config import Convolution, ConvolutionalConfig
 from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.model.attention import attention_weights, padding_mask
-from transduce.model.config import PASSES
+from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
 
 HALF = math.sqrt(0.5)
@@ -431,7 +431,7 @@ class Convolutional(nn.Module):
             # Scores, and sums of values weighted by them, in each block.
             + 2 * num_scores * self.config.d_embedding * len(self.decoder_blocks)
         )
-        return PASSES * 2 * products
+        return FORWARDS_PER_UPDATE * 2 * products
 
 
 def _with_inputs(

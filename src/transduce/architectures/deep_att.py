@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transduce.architectures.config import DeepAttConfig
 from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.architectures.recurrent import reordered, reversed_order
-from transduce.model.config import PASSES
+from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
 
 
@@ -265,7 +265,7 @@ class DeepAtt(nn.Module):
             + per_target * int(target_lengths.sum())
             + (cells + context) * scores
         )
-        return PASSES * 2 * products
+        return FORWARDS_PER_UPDATE * 2 * products
 
     @property
     def _decoder(self) -> list[FastForwardLayer]:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from transduce.architectures.config import ArchitectureConfig
+from transduce.model.transformer import resized
 
 
 @runtime_checkable
@@ -41,9 +41,9 @@ class DecoderState(Protocol):
         ...
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep the hypotheses `rows`, in this order.
+        """Keep `rows` of the flattened [sentences, group] of hypotheses, in this order.
 
-        They are numbered through all groups. Each new group is of one sentence.
+        Each new group must come from one sentence.
         """
         ...
 
@@ -64,10 +64,7 @@ class CachedState:
     """Tensors of each hypothesis, [sentences, group, ...], of the same size in all."""
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep the hypotheses `rows`, in this order.
-
-        They are numbered through all groups. Each new group is of one sentence.
-        """
+        """Keep these hypotheses in this order, as `DecoderState.reorder`."""
         group = next(iter(self.hypotheses.values())).size(1)
         self.hypotheses = {
             name: each.flatten(0, 1)[rows] for name, each in self.hypotheses.items()
@@ -83,9 +80,9 @@ class CachedState:
         """Append the sentences of another state with groups of the same size."""
         both = (self, other)
         width = max(each.memory_mask.size(3) for each in both)
-        masks = [_widened(each.memory_mask, width, dim=3) for each in both]
+        masks = [resized(each.memory_mask, width, dim=3) for each in both]
         self.memory = {
-            name: torch.cat([_widened(e.memory[name], width, dim=1) for e in both])
+            name: torch.cat([resized(e.memory[name], width, dim=1) for e in both])
             for name in self.memory
         }
         self.memory_mask = torch.cat(masks)
@@ -93,12 +90,6 @@ class CachedState:
             name: torch.cat([each.hypotheses[name] for each in both])
             for name in self.hypotheses
         }
-
-
-def _widened(tensor: Tensor, size: int, dim: int) -> Tensor:
-    """Pad one axis with zeros at its end."""
-    after = [0, 0] * (tensor.dim() - 1 - dim)
-    return functional.pad(tensor, (*after, 0, size - tensor.size(dim)))
 
 
 @runtime_checkable

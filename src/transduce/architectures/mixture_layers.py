@@ -29,7 +29,7 @@ TINY = 1e-10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Block:
-    """Neighbouring rows of a padded buffer: some groups, with as many rows each."""
+    """Neighbouring rows of a buffer: groups padded to the same number of rows."""
 
     groups: Int[Tensor, " groups"] | None
     """Numbers of the groups; None for all groups in their order."""
@@ -328,9 +328,11 @@ class BatchwiseGate(Gate):
         count = max(round(self.top_k * num_rows / num_choices), 1)
         number = torch.arange(num_rows, device=log_gates.device)[:, None]
         offset = torch.arange(num_choices, device=log_gates.device) * count
-        turned = ((number + offset) % num_rows).expand(len(log_gates), -1, -1)
-        order = log_gates.gather(1, turned).argsort(dim=1, descending=True, stable=True)
-        largest = turned.gather(1, order[:, :count])
+        rotated = ((number + offset) % num_rows).expand(len(log_gates), -1, -1)
+        order = log_gates.gather(1, rotated).argsort(
+            dim=1, descending=True, stable=True
+        )
+        largest = rotated.gather(1, order[:, :count])
         return torch.zeros_like(log_gates, dtype=torch.bool).scatter(1, largest, True)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
-from torch.nn import functional
 
 from transduce.architectures.config import (
     MixtureRecurrentConfig,
@@ -28,18 +27,19 @@ from transduce.architectures.recurrent import (
     TanhProductAttention,
     initialize_biases,
     initialize_uniform,
+    memory_of,
     reordered,
     reversed_order,
 )
 from transduce.model.attention import MultiHeadAttention, causal_mask, padding_mask
-from transduce.model.config import PASSES, forward_flops
+from transduce.model.config import FORWARDS_PER_UPDATE, forward_flops
 from transduce.model.embedding import (
     LearnedPositions,
     SharedEmbedding,
     SinusoidalPositions,
 )
 from transduce.model.layers import ResidualConnection
-from transduce.model.transformer import Memory, final_norm
+from transduce.model.transformer import Memory, final_norm, resized
 from transduce.text.vocabulary import PAD
 
 MORE_PLACES = 16
@@ -66,7 +66,7 @@ class MixtureEncoderLayer(nn.Module):
 
 
 class MixtureDecoderLayer(nn.Module):
-    """Self-attention, attention to the memory, then a mixture of experts."""
+    """Self-attention, cross-attention, then a mixture of experts."""
 
     def __init__(self, config: MixtureTransformerConfig) -> None:
         super().__init__()
@@ -186,10 +186,7 @@ class PrefixState(CachedState):
         self.max_length += 1
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep the hypotheses `rows`, in this order.
-
-        They are numbered through all groups. Each new group is of one sentence.
-        """
+        """Keep these hypotheses in this order, as `DecoderState.reorder`."""
         self.lengths = self.lengths[rows[:, 0] // self._any.size(1)]
         CachedState.reorder(self, rows)
 
@@ -208,10 +205,8 @@ class PrefixState(CachedState):
         return next(iter(self.hypotheses.values()))
 
     def _resize(self, places: int) -> None:
-        missing = places - self._any.size(3)
         self.hypotheses = {
-            name: functional.pad(each, (0, 0, 0, missing))
-            for name, each in self.hypotheses.items()
+            name: resized(each, places, dim=3) for name, each in self.hypotheses.items()
         }
 
 
@@ -366,7 +361,7 @@ class MixtureTransformer(nn.Module):
         num_tokens = len(self.encoder_layers) * int(source_lengths.sum())
         num_tokens += len(self.decoder_layers) * int(target_lengths.sum())
         mixtures = 2 * num_tokens * config.experts.operations(config.d_model)
-        return PASSES * (flops.total - flops.feed_forward + mixtures)
+        return FORWARDS_PER_UPDATE * (flops.total - flops.feed_forward + mixtures)
 
 
 class MixtureRecurrent(RecurrentBase):
@@ -458,15 +453,11 @@ class MixtureRecurrent(RecurrentBase):
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next."""
         layers = state.hypotheses["layers"]
-        memory = RecurrentMemory(
-            states=state.memory["states"],
-            keys=state.memory["keys"],
-            mask=state.memory_mask,
-            initial=layers[:, 0],
-        )
         x = self.dropout(self.embed_target(last_ids))
         fed = self.attentive.first_fed(layers)  # of no width
-        attended, lowest, _ = self.attentive.step(x, memory, layers[:, :, :1], fed)
+        attended, lowest, _ = self.attentive.step(
+            x, memory_of(state), layers[:, :, :1], fed
+        )
         x = x + self.dropout(attended.outputs)
         is_token = torch.ones_like(last_ids, dtype=torch.bool)
         x = self._mix(x, self.decoder_mixture, is_token)
@@ -506,7 +497,7 @@ class MixtureRecurrent(RecurrentBase):
             # Scores and contexts.
             + 2 * config.d_model * int((source * target).sum())
         )
-        return PASSES * 2 * operations
+        return FORWARDS_PER_UPDATE * 2 * operations
 
 
 def _lstm(

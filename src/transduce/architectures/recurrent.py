@@ -48,7 +48,7 @@ from transduce.architectures.config import (
 from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.device import is_good_at_bf16
 from transduce.model.attention import padding_mask
-from transduce.model.config import PASSES
+from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
 
 LayerStates = Float[Tensor, "rows layers state_width"]
@@ -67,8 +67,21 @@ class RecurrentMemory:
     """First state of the decoder."""
 
 
+def memory_of(state: CachedState) -> RecurrentMemory:
+    """Return the encoder's output in the state of a decoder.
+
+    Steps do not read `initial`, which is the present state of the first hypotheses.
+    """
+    return RecurrentMemory(
+        states=state.memory["states"],
+        keys=state.memory["keys"],
+        mask=state.memory_mask,
+        initial=state.hypotheses["layers"][:, 0],
+    )
+
+
 @cache
-def use_up_projection_warning() -> None:
+def suppress_projection_warning() -> None:
     """Suppress PyTorch's warning that oneDNN has no LSTM with a projection.
 
     PyTorch gives it once a process, and no user can act on it. The random generator
@@ -94,7 +107,7 @@ class RecurrentLayer(nn.Module):
     ) -> None:
         super().__init__()
         if projection is not None:
-            use_up_projection_warning()
+            suppress_projection_warning()
         self.rnn: nn.RNNBase = (
             nn.GRU(input_width, width, batch_first=True)
             if cell == "gru"
@@ -453,7 +466,7 @@ class AttentiveStack(nn.Module):
         self.combine = combine
         self.query = query
         self.fed_width = 0 if query == "previous" else fed_width
-        """Width of what a step passes to the next beside the states."""
+        """Width of the vector that a step passes to the next beside the states."""
 
     def forward(
         self,
@@ -494,7 +507,7 @@ class AttentiveStack(nn.Module):
         memory: RecurrentMemory,
         states: Float[Tensor, "batch 1 layers state_width"],
     ) -> Attended:
-        """Compute token by token: each reads what the one before attended to."""
+        """Compute token by token, where each reads the context of the one before."""
         fed = self.first_fed(states)
         steps = []
         for token in x.split(1, dim=1):
@@ -530,9 +543,9 @@ class AttentiveStack(nn.Module):
         queries: Float[Tensor, "batch queries output_width"],
         memory: RecurrentMemory,
     ) -> tuple[Attended, Float[Tensor, "batch queries fed_width"]]:
-        """Attend with queries; also return what the next token may read of this one.
+        """Attend with queries; also return the vectors for input feeding.
 
-        That is the attentional vector, or the context if there is none.
+        They are the attentional vectors, or the contexts if there are none.
         """
         weights = self.attention.weights(queries, memory)
         contexts = weights[:, 0].to(memory.states.dtype) @ memory.states
@@ -754,15 +767,9 @@ class RecurrentModel(RecurrentBase):
         """Read one more token of each hypothesis; return the logits of the next."""
         embedded = self.embed_target(last_ids)
         layers = state.hypotheses["layers"]
-        memory = RecurrentMemory(
-            states=state.memory["states"],
-            keys=state.memory["keys"],
-            mask=state.memory_mask,
-            initial=layers[:, 0],
-        )
         count = len(self.attentive.stack.layers)
         attended, lower, fed = self.attentive.step(
-            embedded, memory, layers[:, :, :count], state.hypotheses["fed"]
+            embedded, memory_of(state), layers[:, :, :count], state.hypotheses["fed"]
         )
         states = attended.outputs
         if self.upper is not None:
@@ -808,7 +815,7 @@ class RecurrentModel(RecurrentBase):
             + by_both * int((source * target).sum())
             + by_pair * len(source)
         )
-        return PASSES * 2 * elements
+        return FORWARDS_PER_UPDATE * 2 * elements
 
 
 def build_attention(config: RecurrentConfig) -> Attention:

@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer, initial_cell
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory, Transformer, resized
 
 STEPS_AHEAD = 16
 """Steps for which capacity is added when a store must grow."""
@@ -293,10 +293,7 @@ class DecodingState:
         self._resize(capacity)
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses in this order; each group must come from one sentence.
-
-        Hypotheses are numbered through all groups.
-        """
+        """Keep these hypotheses in this order, as `DecoderState.reorder`."""
         if _is_identity(rows, len(self.lengths), self.group_size):
             return
         sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
@@ -429,7 +426,7 @@ class RecurrentState:
         """Do nothing: cells need no slots."""
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses in this order, as `DecodingState.reorder`."""
+        """Keep these hypotheses in this order, as `DecoderState.reorder`."""
         num_sentences, group_size = len(self.lengths), self.group_size
         if _is_identity(rows, num_sentences, group_size):
             return
@@ -518,16 +515,6 @@ def _new_layer(
         cross_key=cross_key,
         cross_value=cross_value,
     )
-
-
-def resized(tensor: Tensor, size: int, dim: int) -> Tensor:
-    """Cut the end of one axis, or append zeros to it."""
-    missing = size - tensor.size(dim)
-    if missing <= 0:
-        return tensor.narrow(dim, 0, size)
-    shape = list(tensor.shape)
-    shape[dim] = missing
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
 def _zeros(

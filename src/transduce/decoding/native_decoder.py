@@ -645,9 +645,9 @@ class NativeDecoder:
         return search.run(self.handle, last_ids, max_steps, max_live)
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Keep these hypotheses, numbered through all groups, in this order.
+        """Keep these hypotheses in this order, as `Decoder.reorder`.
 
-        Each new group must come from one sentence, and no sentence in two groups.
+        No sentence may be in two groups.
         """
         rows = np.ascontiguousarray(rows)
         check(

@@ -75,10 +75,9 @@ class Decoder(Protocol):
         ...
 
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
-        """Keep these hypotheses in this order.
+        """Keep `rows` of the flattened [sentences, group] of hypotheses, in this order.
 
-        Rows are numbered through all groups. Each new group must come from one
-        sentence.
+        Each new group must come from one sentence.
         """
         ...
 

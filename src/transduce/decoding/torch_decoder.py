@@ -25,7 +25,6 @@ from transduce.decoding.cache import (
     RecurrentCache,
     RecurrentState,
     new_state,
-    resized,
 )
 from transduce.decoding.sampling import sample
 from transduce.model.attention import MultiHeadAttention, additive_mask
@@ -35,7 +34,7 @@ from transduce.model.layers import (
     RecurrentDecoderLayer,
     ResidualConnection,
 )
-from transduce.model.transformer import Memory, Transformer
+from transduce.model.transformer import Memory, Transformer, resized
 from transduce.nn.fuse import head_major
 from transduce.nn.operators import linear
 from transduce.search_config import SamplingConfig

@@ -73,7 +73,7 @@ def attention_weights(
 def split_heads(
     x: Float[Tensor, "batch length width"], num_heads: int
 ) -> Float[Tensor, "batch heads length head_width"]:
-    """Give each head its part of the width."""
+    """Split the width into the heads, whose axis comes before the positions."""
     return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
 
 
@@ -207,7 +207,7 @@ class MultiHeadAttention(nn.Module):
     def split(
         self, x: Float[Tensor, "batch length width"]
     ) -> Float[Tensor, "batch heads length head_width"]:
-        """Give each head its part of the width."""
+        """Split the width into the heads; subclasses can change the precision."""
         return split_heads(x, self.num_heads)
 
 
@@ -270,7 +270,7 @@ class RestrictedSelfAttention(MultiHeadAttention):
         keys: int,
         device: torch.device,
     ) -> Bool[Tensor, "#batch 1 queries keys"]:
-        """Return a mask over all keys that is True where `mask` is and a query reaches.
+        """Return `mask` and the mask of the neighbourhood as one mask over all keys.
 
         The queries are the last of the keys' positions.
         """

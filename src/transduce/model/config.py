@@ -127,7 +127,8 @@ class ModelConfig:
     say. Marian's own models start with zeros, as does tensor2tensor."""
 
     def __post_init__(self) -> None:
-        self._check_sizes()
+        for name, largest in MAX.items():
+            require_between(f"model.{name}", getattr(self, name), 1, largest)
         for name, literal in CHOICES.items():
             require_one_of(f"model.{name}", getattr(self, name), literal)
         for name in ("dropout", "attention_dropout", "relu_dropout"):
@@ -155,17 +156,13 @@ class ModelConfig:
         """Number of layers of the decoder, by default that of the encoder."""
         return self.decoder_layers or self.num_layers
 
-    def _check_sizes(self) -> None:
-        for name, largest in MAX.items():
-            require_between(f"model.{name}", getattr(self, name), 1, largest)
-
 
 Shape = tuple[int, ...]
 Parameters = Iterator[tuple[str, Shape]]
 
-PASSES = 3
-"""Matrix products of an update for each one of a forward pass: the product itself, and
-the gradients of its two factors."""
+FORWARDS_PER_UPDATE = 3
+"""Cost of an update in forward passes: each matrix product, and the gradients of its
+two factors."""
 MIN_BLOCK = 32
 """Fewest queries of a block of restricted attention: products of few rows are slow."""
 
@@ -364,23 +361,22 @@ def forward_flops(
     """
     num_source, num_target = int(source_lengths.sum()), int(target_lengths.sum())
     encoder, decoder = config.num_layers, config.num_decoder_layers
-    is_recurrent = config.decoder_self_attention == "ssru"
     d_model, heads_width = config.d_model, config.num_heads * (config.d_k + config.d_v)
     num_outputs = config.target_vocab_size or config.vocab_size
-    num_scores = encoder * _self_attention_scores(
+    num_scores = decoder * _num_scores(target_lengths, source_lengths)
+    num_scores += encoder * _self_attention_scores(
         config, source_lengths, is_causal=False
-    ) + decoder * _num_scores(target_lengths, source_lengths)
-    # Tokens that a self-attention projects, counted once for each layer.
-    self_attended = encoder * num_source
-    recurrences = 0
-    if is_recurrent:
+    )
+    # Tokens that self-attention projects, counted once for each layer.
+    self_attended, recurrences = encoder * num_source, 0
+    if config.decoder_self_attention == "ssru":
         # Two square matrices, of two FLOPs an element.
         recurrences = 4 * decoder * num_target * d_model**2
     else:
+        self_attended += decoder * num_target
         num_scores += decoder * _self_attention_scores(
             config, target_lengths, is_causal=True
         )
-        self_attended += decoder * num_target
     # The four projections have 2 * d_model * heads_width elements, of two FLOPs a token
     # each. In cross-attention half of them are for source tokens (keys and values), and
     # half for target tokens (queries and outputs).
@@ -406,7 +402,10 @@ def update_flops(
     Adam has no matrix products. Those of Muon are left out: about a sixth of the total
     in the preset `multi30k`, negligible for large updates.
     """
-    return PASSES * forward_flops(config, source_lengths, target_lengths).total
+    return (
+        FORWARDS_PER_UPDATE
+        * forward_flops(config, source_lengths, target_lengths).total
+    )
 
 
 def _self_attention_scores(

@@ -10,7 +10,23 @@ from torch.nn import functional
 from transduce.model.config import sinusoid_array
 
 
-class SharedEmbedding(nn.Module):
+class OutputLayer(nn.Module):
+    """Matrix of the logits."""
+
+    def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
+        nn.init.normal_(self.weight, std=d_model**-0.5)
+        # Unlike the paper: a bias of the logits, for models of Marian. Off by default:
+        # `model.output_bias`.
+        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
+
+    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
+        """Multiply rows by the transposed matrix."""
+        return functional.linear(x, self.weight, self.bias)
+
+
+class SharedEmbedding(OutputLayer):
     """Matrix shared by embeddings and logits (section 3.4).
 
     Embeddings are multiplied by sqrt(d_model). Source, target and output share one
@@ -18,36 +34,13 @@ class SharedEmbedding(nn.Module):
     """
 
     def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
-        super().__init__()
+        super().__init__(vocab_size, d_model, bias=bias)
         self.d_model = d_model
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
-        nn.init.normal_(self.weight, std=d_model**-0.5)
-        # Unlike the paper: a bias of the logits, for models of Marian. Off by default:
-        # `model.output_bias`.
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def forward(
         self, ids: Int[Tensor, "batch length"]
     ) -> Float[Tensor, "batch length d_model"]:
         return functional.embedding(ids, self.weight) * math.sqrt(self.d_model)
-
-    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """Multiply rows by the transposed matrix."""
-        return functional.linear(x, self.weight, self.bias)
-
-
-class OutputLayer(nn.Module):
-    """Matrix of the logits that no embedding shares."""
-
-    def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, d_model))
-        nn.init.normal_(self.weight, std=d_model**-0.5)
-        self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
-
-    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """Multiply rows by the transposed matrix."""
-        return functional.linear(x, self.weight, self.bias)
 
 
 def sinusoids(
@@ -97,12 +90,13 @@ class LearnedPositions(nn.Module):
         self, first: int, length: int, device: torch.device
     ) -> Float[Tensor, "{length} d_model"]:
         """Return the encodings of `length` positions from `first` on."""
-        return self.at(torch.arange(first, first + length, device=device), first)
+        end = first + length
+        return self.at(torch.arange(first, end, device=device), end - 1)
 
     def at(
-        self, positions: Int[Tensor, " count"], _: int
+        self, positions: Int[Tensor, " count"], _highest: int
     ) -> Float[Tensor, "count d_model"]:
-        """Return the encodings of positions."""
+        """Return the encodings of positions; the table does not grow."""
         # Unlike the paper: learned positions beyond the table have the encoding of its
         # last row, and are translated badly. The paper does not mention such sentences.
         # Off by default: `model.positions`.

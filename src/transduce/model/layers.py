@@ -106,7 +106,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention, attention to the memory, feed-forward (Figure 1, right)."""
+    """Self-attention, cross-attention, feed-forward network (Figure 1, right)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class DecoderLayer(nn.Module):
 
 
 class RecurrentDecoderLayer(nn.Module):
-    """Recurrent unit, attention to the memory, feed-forward."""
+    """Recurrent unit, cross-attention, feed-forward network."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -141,7 +141,7 @@ class Transformer(nn.Module):
         return self.output_layer.logits(states)
 
     @property
-    def output_layer(self) -> SharedEmbedding | OutputLayer:
+    def output_layer(self) -> OutputLayer:
         """Matrix and bias of the logits: the target's embedding, or their own."""
         return self.output or self.output_embedding
 
@@ -240,9 +240,9 @@ class Prefixes:
         self.lengths = self.lengths + 1
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses, in this order; those of a group are of one sentence.
+        """Keep `rows` of the flattened [sentences, group] of hypotheses, in this order.
 
-        Hypotheses are numbered through all groups.
+        Each new group must come from one sentence.
         """
         sentences = rows[:, 0] // self.ids.size(1)
         self.ids = self.ids.flatten(0, 1)[rows]
@@ -256,17 +256,20 @@ class Prefixes:
         length = max(each.ids.size(2) for each in both)
         source = max(each.memory.mask.size(3) for each in both)
         self.memory = Memory(
-            states=torch.cat([_padded(e.memory.states, 1, source) for e in both]),
-            mask=torch.cat([_padded(e.memory.mask, 3, source) for e in both]),
+            states=torch.cat([resized(e.memory.states, source, 1) for e in both]),
+            mask=torch.cat([resized(e.memory.mask, source, 3) for e in both]),
         )
-        self.ids = torch.cat([_padded(each.ids, 2, length) for each in both])
+        self.ids = torch.cat([resized(each.ids, length, 2) for each in both])
         self.lengths = torch.cat([each.lengths for each in both])
 
 
-def _padded(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """Append zeros to one axis."""
+def resized(tensor: Tensor, size: int, dim: int) -> Tensor:
+    """Cut the end of one axis, or append zeros to it."""
+    missing = size - tensor.size(dim)
+    if missing <= 0:
+        return tensor.narrow(dim, 0, size)
     shape = list(tensor.shape)
-    shape[dim] = size - tensor.size(dim)
+    shape[dim] = missing
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 

@@ -30,7 +30,7 @@ from transduce.data.tensors import Batch, PackedBatch, pad_rows
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.metrics.scores import gleu_of_counts, n_grams
-from transduce.model.config import PASSES
+from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.nn.fuse import FusedTransformer
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -420,7 +420,7 @@ def sample_flops(
         np.repeat(source_lengths, number), sample_lengths.ravel()
     )
     encoding = model.update_flops(source_lengths, np.zeros_like(source_lengths))
-    drawing = (gradient - (number - 1) * encoding) // PASSES
+    drawing = (gradient - (number - 1) * encoding) // FORWARDS_PER_UPDATE
     return gradient + drawing
 
 

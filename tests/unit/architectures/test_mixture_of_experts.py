@@ -208,7 +208,7 @@ def test_a_model_with_experts_has_the_members_of_a_model(config) -> None:
 
 @all_models
 def test_the_first_model_of_a_process_has_the_weights_of_later_ones(config) -> None:
-    recurrent.use_up_projection_warning.cache_clear()
+    recurrent.suppress_projection_warning.cache_clear()
     first, second = drawn(config), drawn(config)
     for name, weight in first.state_dict().items():
         assert torch.equal(weight, second.state_dict()[name]), name
