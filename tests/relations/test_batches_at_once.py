@@ -20,7 +20,7 @@ from transduce.model.transformer import Transformer
 from transduce.nn.kernels import bf16_unit, nn_api
 from transduce.training import trainer as trainer_module
 from transduce.training.config import TrainingConfig
-from transduce.training.gradients import SingleThreads, num_at_once
+from transduce.training.gradients import SingleCoreThreads, num_at_once
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
 from waiting import wait_until
@@ -64,13 +64,13 @@ Run = tuple[list[StepReport], list[Tensor]]
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of batches that were computed at once, one for each time."""
     numbers: list[int] = []
-    results = SingleThreads.results
+    results = SingleCoreThreads.results
 
-    def counted(self: SingleThreads, functions: list[Callable]):
+    def counted(self: SingleCoreThreads, functions: list[Callable]):
         numbers.append(len(functions))
         return results(self, functions)
 
-    monkeypatch.setattr(SingleThreads, "results", counted)
+    monkeypatch.setattr(SingleCoreThreads, "results", counted)
     return numbers
 
 
@@ -210,7 +210,7 @@ def test_an_error_in_one_batch_reaches_the_caller_when_all_have_ended(
 
 @pytest.mark.usefixtures("two_threads")
 def test_threads_keep_their_own_numbers_of_threads():
-    threads = SingleThreads()
+    threads = SingleCoreThreads()
     others: list[int] = []
 
     def number_in_another_thread() -> int:

@@ -23,9 +23,8 @@ from transduce.architectures.mixture_of_experts import (
     MixtureEncoderLayer,
     MixtureTransformer,
 )
-from transduce.decoding.torch_decoder import recorded_weights
 from transduce.errors import RequestError
-from transduce.model.attention import MultiHeadAttention
+from transduce.model.attention import MultiHeadAttention, recorded_weights
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.model.layers import (
     DecoderLayer,

@@ -23,7 +23,7 @@ from transduce.search_config import SamplingConfig
 def sample(
     decoder: Decoder,
     max_lengths: Sequence[int],
-    names: Sequence[tuple[int, ...]],
+    seeds: Sequence[tuple[int, ...]],
     config: SamplingConfig,
     *,
     bos: int,
@@ -32,11 +32,11 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """Return `config.number` samples of each sentence, likeliest first.
 
-    The random numbers of a sentence depend only on the seed and the sentence's name,
-    not on other sentences. Scores are the log-probabilities of the unmodified model,
-    whatever temperature, `top_k` or `top_p` the tokens were drawn with.
+    The random numbers of a sentence depend on `config.seed` and its own one of `seeds`,
+    not on other sentences. Scores are log-probabilities of the model itself, without
+    temperature, `top_k` and `top_p`.
     """
-    search = Sampling(max_lengths, names, config, eos, excluded)
+    search = Sampling(max_lengths, seeds, config, eos, excluded)
     return run_search(decoder, search, bos)
 
 
@@ -46,14 +46,14 @@ class Sampling:
     def __init__(
         self,
         max_lengths: Sequence[int],
-        names: Sequence[tuple[int, ...]],
+        seeds: Sequence[tuple[int, ...]],
         config: SamplingConfig,
         eos: int,
         excluded: Sequence[int] = (),
     ) -> None:
-        """Prepare the first step; `names` seed the random numbers of each sentence."""
-        each = zip(max_lengths, names, strict=True)
-        self.live = [_Samples(limit, name, config, eos) for limit, name in each]
+        """Prepare the first step; each sentence has random numbers of its own seed."""
+        each = zip(max_lengths, seeds, strict=True)
+        self.live = [_Samples(limit, seed, config, eos) for limit, seed in each]
         """Sentences that are not done."""
         self._config = config
         self._excluded = list(excluded)
@@ -67,8 +67,8 @@ class Sampling:
         continue, with tokens that are ignored, until all of their sentence are.
         """
         group_size, count = logits.shape[1], self._config.number
-        chances = np.stack([each.chances() for each in self.live])
-        tokens, gains = self._draw(logits, chances)
+        uniforms = np.stack([each.uniforms() for each in self.live])
+        tokens, gains = self._draw(logits, uniforms)
         drawn = zip(self.live, tokens.tolist(), gains.tolist(), strict=True)
         for each, row, gain in drawn:
             each.append(row, gain)
@@ -85,7 +85,7 @@ class Sampling:
     def _draw(
         self,
         logits: Float[Any, "sentences group vocab"],
-        chances: Float64[np.ndarray, "sentences samples"],
+        uniforms: Float64[np.ndarray, "sentences samples"],
     ) -> tuple[
         Int64[np.ndarray, "sentences samples"], Float32[np.ndarray, "sentences samples"]
     ]:
@@ -94,93 +94,95 @@ class Sampling:
             # Imported late: PyTorch takes a second to load, and here it is loaded.
             from transduce.decoding.torch_candidates import draw_by_torch
 
-            return draw_by_torch(logits, chances, self._config, self._excluded)
-        tokens = np.empty(chances.shape, dtype=np.int64)
-        gains = np.empty(chances.shape, dtype=np.float32)
+            return draw_by_torch(logits, uniforms, self._config, self._excluded)
+        tokens = np.empty(uniforms.shape, dtype=np.int64)
+        gains = np.empty(uniforms.shape, dtype=np.float32)
         # One sentence at a time, whose logits then stay in the processor's cache.
-        each = zip(logits, chances, strict=True)
-        for number, (group_logits, group_chances) in enumerate(each):
+        each = zip(logits, uniforms, strict=True)
+        for number, (group_logits, group_uniforms) in enumerate(each):
             tokens[number], gains[number] = self._draw_for_sentence(
-                group_logits, group_chances
+                group_logits, group_uniforms
             )
         return tokens, gains
 
     def _draw_for_sentence(
         self,
         logits: Float[np.ndarray, "group vocab"],
-        chances: Float64[np.ndarray, " samples"],
+        uniforms: Float64[np.ndarray, " samples"],
     ) -> tuple[Int64[np.ndarray, " samples"], Float32[np.ndarray, " samples"]]:
         """Return the token of each sample of one sentence and its log-probability."""
         log_probs = log_softmax(logits)
         allowed = logits.astype(np.float32)  # a copy: the decoder may reuse its logits
         allowed[:, self._excluded] = -np.inf
         if len(allowed) == 1:  # in the first step all samples share one hypothesis
-            tokens = draw(allowed[0], chances, self._config)
+            tokens = draw(allowed[0], uniforms, self._config)
             return tokens, log_probs[0, tokens]
-        each = zip(allowed, chances[:, None], strict=True)
+        each = zip(allowed, uniforms[:, None], strict=True)
         tokens = np.concatenate([draw(*row, self._config) for row in each])
         return tokens, log_probs[np.arange(len(tokens)), tokens]
 
 
 def draw(
     logits: Float32[np.ndarray, " vocab"],
-    chances: Float64[np.ndarray, " draws"],
+    uniforms: Float64[np.ndarray, " draws"],
     config: SamplingConfig,
 ) -> Int64[np.ndarray, " draws"]:
-    """Return a token for each chance, a random number in [0, 1).
+    """Return a token for each random number, uniform in [0, 1).
 
-    It is the first token whose cumulative probability exceeds the chance. With `top_k`
+    It is the first token whose cumulative probability exceeds the number. With `top_k`
     or `top_p`, only the likeliest tokens remain, sorted by falling probability;
     otherwise tokens are in the order of the vocabulary. Tokens with a logit of minus
     infinity are drawn only if there are no others.
     """
     values = logits / np.float32(config.temperature)
-    likely = np.exp(values - values.max())
-    tokens = _likeliest(likely, config.top_k)
+    weights = np.exp(values - values.max())  # probabilities times a constant
+    tokens = _likeliest(weights, config.top_k)
     if config.top_p < 1:
-        tokens = _nucleus(likely, tokens, config.top_p)
-    reached = np.cumsum(likely[tokens], dtype=np.float64)
+        tokens = _nucleus(weights, tokens, config.top_p)
+    cumulative = np.cumsum(weights[tokens], dtype=np.float64)
     # Below the total, so that rounding never draws a token of probability 0.
-    aims = np.minimum(chances * reached[-1], np.nextafter(reached[-1], 0.0))
-    places = np.searchsorted(reached, aims, side="right")
-    return tokens[np.minimum(places, len(reached) - 1)]  # NaN sorts last
+    thresholds = np.minimum(
+        uniforms * cumulative[-1], np.nextafter(cumulative[-1], 0.0)
+    )
+    places = np.searchsorted(cumulative, thresholds, side="right")
+    return tokens[np.minimum(places, len(cumulative) - 1)]  # NaN sorts last
 
 
 def _likeliest(
-    likely: Float32[np.ndarray, " vocab"], top_k: int | None
+    weights: Float32[np.ndarray, " vocab"], top_k: int | None
 ) -> Int64[np.ndarray, " tokens"]:
     """Return the `top_k` likeliest tokens, likeliest first; without it, all by id.
 
     Of equal tokens, those of lower ids come first.
     """
-    if top_k is None or top_k >= len(likely):
-        return np.arange(len(likely))
-    least = np.partition(likely, len(likely) - top_k)[-top_k]
-    found = np.flatnonzero(~(likely < least))  # keeps NaN
-    return _by_likelihood(likely, found)[:top_k]
+    if top_k is None or top_k >= len(weights):
+        return np.arange(len(weights))
+    least = np.partition(weights, len(weights) - top_k)[-top_k]
+    found = np.flatnonzero(~(weights < least))  # keeps NaN
+    return _by_likelihood(weights, found)[:top_k]
 
 
 def _nucleus(
-    likely: Float32[np.ndarray, " vocab"],
+    weights: Float32[np.ndarray, " vocab"],
     tokens: Int64[np.ndarray, " tokens"],
     top_p: float,
 ) -> Int64[np.ndarray, " nucleus"]:
     """Return the fewest likeliest tokens with a share `top_p` of the total."""
-    likely_tokens = likely[tokens]
-    total = likely_tokens.sum(dtype=np.float64)
+    weights_of_tokens = weights[tokens]
+    total = weights_of_tokens.sum(dtype=np.float64)
     # All tokens below this bound have less probability together than is left out.
     bound = (1 - top_p) * total / len(tokens)
-    found = _by_likelihood(likely, tokens[~(likely_tokens < bound)])  # keeps NaN
-    reached = np.cumsum(likely[found], dtype=np.float64)
+    found = _by_likelihood(weights, tokens[~(weights_of_tokens < bound)])  # keeps NaN
+    cumulative = np.cumsum(weights[found], dtype=np.float64)
     # The token at which the sum reaches the share belongs to the nucleus.
-    return found[: np.searchsorted(reached[:-1], top_p * total) + 1]
+    return found[: np.searchsorted(cumulative[:-1], top_p * total) + 1]
 
 
 def _by_likelihood(
-    likely: Float32[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " tokens"]
+    weights: Float32[np.ndarray, " vocab"], tokens: Int64[np.ndarray, " tokens"]
 ) -> Int64[np.ndarray, " tokens"]:
     """Sort tokens, likeliest first; equal ones stay in their order."""
-    return tokens[np.argsort(-likely[tokens], kind="stable")]
+    return tokens[np.argsort(-weights[tokens], kind="stable")]
 
 
 class _Samples(Sentence):
@@ -189,18 +191,18 @@ class _Samples(Sentence):
     def __init__(
         self,
         max_length: int,
-        name: tuple[int, ...],
+        seed: tuple[int, ...],
         config: SamplingConfig,
         eos: int,
     ) -> None:
         super().__init__()
-        self._random = np.random.default_rng((config.seed, *name))
+        self._random = np.random.default_rng((config.seed, *seed))
         self._ids: list[list[int]] = [[] for _ in range(config.number)]
         self._gains: list[list[float]] = [[] for _ in range(config.number)]
         self._max_length = max_length
         self._eos = eos
 
-    def chances(self) -> Float64[np.ndarray, " samples"]:
+    def uniforms(self) -> Float64[np.ndarray, " samples"]:
         """Return a random number in [0, 1) for the next token of each sample."""
         return self._random.random(len(self._ids))
 

@@ -248,7 +248,7 @@ def log_mean_by_torch(
 @torch.inference_mode()
 def draw_by_torch(
     logits: Float[Tensor, "sentences group vocab"],
-    chances: Float64[np.ndarray, "sentences samples"],
+    uniforms: Float64[np.ndarray, "sentences samples"],
     config: SamplingConfig,
     excluded: Sequence[int],
 ) -> tuple[
@@ -263,8 +263,8 @@ def draw_by_torch(
     log_probs = logits.log_softmax(dim=-1)
     allowed = logits.clone()  # the decoder may reuse its logits
     allowed[..., list(excluded)] = -torch.inf
-    shape = (*chances.shape, logits.size(-1))
-    on_device = torch.from_numpy(chances).to(logits.device)
+    shape = (*uniforms.shape, logits.size(-1))
+    on_device = torch.from_numpy(uniforms).to(logits.device)
     tokens = _draw(allowed.expand(shape), on_device, config)
     gains = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
     return tokens.cpu().numpy(), gains.cpu().numpy()
@@ -272,7 +272,7 @@ def draw_by_torch(
 
 def _draw(
     logits: Float[Tensor, "sentences samples vocab"],
-    chances: Float64[Tensor, "sentences samples"],
+    uniforms: Float64[Tensor, "sentences samples"],
     config: SamplingConfig,
 ) -> Int64[Tensor, "sentences samples"]:
     values = logits / config.temperature
@@ -283,16 +283,16 @@ def _draw(
     if is_restricted:
         values, tokens = _largest(values, count)
     probabilities = values.double().softmax(dim=-1)
-    reached = probabilities.cumsum(dim=-1)
+    cumulative = probabilities.cumsum(dim=-1)
     if is_restricted:
         # The token at which the sum reaches `top_p` belongs to the nucleus.
-        is_outside = reached - probabilities >= config.top_p
+        is_outside = cumulative - probabilities >= config.top_p
         probabilities = probabilities.masked_fill(is_outside, 0.0)
-        reached = probabilities.cumsum(dim=-1)
-    total = reached[..., -1:]
+        cumulative = probabilities.cumsum(dim=-1)
+    total = cumulative[..., -1:]
     # Below the total, so that rounding never draws a token of probability 0.
     below = torch.nextafter(total, torch.zeros_like(total))
-    aims = (chances[..., None] * total).minimum(below)
-    index = torch.searchsorted(reached, aims, right=True)
-    index = index.clamp(max=reached.size(-1) - 1)  # NaN
+    thresholds = (uniforms[..., None] * total).minimum(below)
+    index = torch.searchsorted(cumulative, thresholds, right=True)
+    index = index.clamp(max=cumulative.size(-1) - 1)  # NaN
     return (index if tokens is None else tokens.gather(-1, index)).squeeze(-1)

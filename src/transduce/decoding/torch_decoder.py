@@ -6,10 +6,8 @@ and candidates of a recurrent unit, and shares masks among layers. `TorchDecoder
 decoder that a search uses; `graphed_decoder` has another one for GPUs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,11 @@ from transduce.decoding.cache import (
     new_state,
 )
 from transduce.decoding.sampling import sample
-from transduce.model.attention import MultiHeadAttention, additive_mask
+from transduce.model.attention import (
+    MultiHeadAttention,
+    additive_mask,
+    recorded_weights,
+)
 from transduce.model.layers import (
     SSRU,
     DecoderLayer,
@@ -316,7 +318,7 @@ class TorchDecoder:
     def __init__(self, stepper: Stepper, memory: Any) -> None:
         self._stepper = stepper
         self.state: DecoderState = stepper.start(memory)
-        """Keys and values of the hypotheses, or what the architecture has instead."""
+        """State of the hypotheses: in a Transformer, their keys and values."""
 
     @torch.inference_mode()
     def step(
@@ -340,26 +342,6 @@ class TorchDecoder:
     ) -> Int64[Tensor, "rows columns"]:
         """Return an array as a tensor on the model's device."""
         return torch.from_numpy(numbers).to(self.state.memory_mask.device)
-
-
-@contextmanager
-def recorded_weights(tap: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the attention weights that pass through a tap in this thread.
-
-    Other threads may decode with the same model, and its taps, meanwhile.
-    """
-    recorded: list[Tensor] = []
-    thread = get_ident()
-
-    def record(_: nn.Module, __: object, weights: Tensor) -> None:
-        if get_ident() == thread:
-            recorded.append(weights)
-
-    hook = tap.register_forward_hook(record)
-    try:
-        yield recorded
-    finally:
-        hook.remove()
 
 
 class TorchCoverageDecoder(TorchDecoder):
@@ -430,7 +412,7 @@ class ModelSampler:
         model: TransductionModel,
         sources: Sequence[list[int]],
         max_lengths: Sequence[int],
-        names: Sequence[tuple[int, ...]],
+        seeds: Sequence[tuple[int, ...]],
     ) -> list[list[tuple[int, ...]]]:
         """Return the samples of each source, which has an end token."""
         device = model.output_weight.device
@@ -443,7 +425,7 @@ class ModelSampler:
         found = sample(
             TorchDecoder(stepper, memory),
             max_lengths,
-            names,
+            seeds,
             self.config,
             bos=BOS,
             eos=EOS,

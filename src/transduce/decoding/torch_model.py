@@ -28,12 +28,12 @@ from transduce.decoding.torch_decoder import (
     TorchCoverageDecoder,
     TorchDecoder,
     plain_linear,
-    recorded_weights,
 )
 from transduce.device import is_good_at_bf16, warn_if_emulated
 from transduce.errors import RequestError, TransduceWarning
 from transduce.machine import processor_flags
 from transduce.metrics.scores import TargetScore
+from transduce.model.attention import recorded_weights
 from transduce.model.embedding import OutputLayer, SharedEmbedding
 from transduce.model.transformer import Transformer
 from transduce.model_folder import ModelFolder, QuantizedWeight
@@ -310,24 +310,8 @@ class NativeLinear(nn.Module):
         return torch.from_numpy(self.packed(x.detach().float().numpy()))
 
 
-class PackedEmbedding(SharedEmbedding):
-    """The target embedding, with logits computed by a packed linear map."""
-
-    def __init__(
-        self, embedding: SharedEmbedding, make_linear: MakeLinearModule
-    ) -> None:
-        nn.Module.__init__(self)  # the weight is there
-        self.d_model = embedding.d_model
-        self.weight, self.bias = embedding.weight, embedding.bias
-        self.output = make_linear(embedding.weight, embedding.bias)
-
-    def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """Return the logits of rows."""
-        return cast(Tensor, self.output(x))
-
-
 class PackedOutput(OutputLayer):
-    """The output's own matrix as a packed linear map."""
+    """Output layer whose logits are computed by a packed linear map."""
 
     def __init__(self, layer: OutputLayer, make_linear: MakeLinearModule) -> None:
         nn.Module.__init__(self)  # the weight is there
@@ -337,6 +321,14 @@ class PackedOutput(OutputLayer):
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
         """Return the logits of rows."""
         return cast(Tensor, self.output(x))
+
+
+class PackedEmbedding(PackedOutput, SharedEmbedding):
+    """Target embedding whose logits are computed by a packed linear map."""
+
+    def __init__(self, layer: SharedEmbedding, make_linear: MakeLinearModule) -> None:
+        super().__init__(layer, make_linear)
+        self.d_model = layer.d_model
 
 
 def _replace_linear(model: Transformer, make_linear: MakeLinearModule) -> None:

@@ -5,6 +5,9 @@ queries and the keys; axes of size 1 are shared.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -209,6 +212,26 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "batch heads length head_width"]:
         """Split the width into the heads; subclasses can change the precision."""
         return split_heads(x, self.num_heads)
+
+
+@contextmanager
+def recorded_weights(tap: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the attention weights that pass through a tap in this thread.
+
+    Other threads may compute with the same model, and its taps, meanwhile.
+    """
+    recorded: list[Tensor] = []
+    thread = get_ident()
+
+    def record(_: nn.Module, __: object, weights: Tensor) -> None:
+        if get_ident() == thread:
+            recorded.append(weights)
+
+    hook = tap.register_forward_hook(record)
+    try:
+        yield recorded
+    finally:
+        hook.remove()
 
 
 class RestrictedSelfAttention(MultiHeadAttention):

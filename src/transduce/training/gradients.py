@@ -42,7 +42,7 @@ from transduce.nn.operators import FusedSSRU, own_generator
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes, no_sync
 from transduce.training.loss import (
-    MORE_TOKENS,
+    MAX_EXTRA_TOKENS,
     BatchLoss,
     RewardLoss,
     Samples,
@@ -71,7 +71,7 @@ class LoadedMicroBatch:
     is_last: bool
     """Whether it is the last one of this process in the update."""
     is_alone: bool
-    """Whether it is the only one."""
+    """Whether it is the only one of this process in the update."""
     samples: Samples | None = None
     """Samples of the batch, if the update is by reward."""
 
@@ -92,7 +92,7 @@ def padded_parts(
     parts: list[Integer[np.ndarray, " _"]] = []
     for batch in update.batches:
         width = update.dataset.num_positions(batch) // len(batch)
-        width += num_samples * (width + MORE_TOKENS)
+        width += num_samples * (width + MAX_EXTRA_TOKENS)
         num_pairs = max(max_positions // width, 1)
         parts += np.split(batch, range(num_pairs, len(batch), num_pairs))
     return parts
@@ -255,8 +255,8 @@ def draws_from_context(batch_loss: BatchLoss, hardware: Hardware) -> bool:
     return hardware.device.type == "cpu" and is_fused
 
 
-class SingleThreads:
-    """Python threads in which PyTorch and the native library use no others."""
+class SingleCoreThreads:
+    """Python threads, in each of which PyTorch and the native library use one core."""
 
     def __init__(self) -> None:
         number, started = torch.get_num_threads(), Barrier(AT_ONCE)
@@ -275,8 +275,8 @@ class SingleThreads:
     def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
         """Call functions at once, and return their results in order.
 
-        They have a copy of this thread's context. If one raises, so does this, after
-        all have ended.
+        They have a copy of this thread's context. An exception is raised after all have
+        ended.
         """
         running = [self._pool.submit(copy_context().run, each) for each in functions]
         try:
@@ -297,8 +297,8 @@ class GradientAccumulator:
     rounding at most:
 
     - `backward` of PyTorch, with all threads, for every model and device;
-    - two micro-batches at once on a CPU, each in one thread (`SingleThreads`), for
-      small models;
+    - two micro-batches at once on a CPU, each on one core (`SingleCoreThreads`),
+      for small models;
     - the replay of a CUDA graph on a GPU, for packed batches (`GraphedGradients`).
     """
 
@@ -336,16 +336,14 @@ class GradientAccumulator:
                 if len(group) == at_once > 1:
                     for sums in self._backward_at_once(step, group):
                         losses += sums
-                    continue
-                for each in group:  # with all threads
-                    is_last = each.is_last
-                    with nullcontext() if is_last else no_sync(self._parallel_loss):
+                else:
+                    for each in group:
                         losses += self._backward(step, each)
             processes.average_gradients(self._parallel_loss)
         return processes.all_reduce_sum(losses)
 
     def _backward(self, step: int, loaded: LoadedMicroBatch) -> Float[Tensor, "3"]:
-        """Add the gradient of a micro-batch; return its sums as `accumulate` does."""
+        """Add the gradient of a micro-batch, with all threads; return its sums."""
         # Each micro-batch has its own dropout masks, whichever process computes it.
         seed = self._dropout_seed(step, loaded)
         # All threads share PyTorch's generator. A seed set here would change the
@@ -357,16 +355,17 @@ class GradientAccumulator:
             weight = 1 / loaded.update.num_target_tokens
             losses = self.graphs.backward(loaded.batch, weight, loaded.is_alone)
             return torch.cat([losses, losses.new_zeros(1)])
-        with own_generator(seed) if is_own else nullcontext():
-            objective, losses = self._objective(loaded)
-        # Backward operators keep the precision of the forward pass.
-        with torch.autocast("cpu", enabled=False):
-            objective.backward()
+        with nullcontext() if loaded.is_last else no_sync(self._parallel_loss):
+            with own_generator(seed) if is_own else nullcontext():
+                objective, losses = self._objective(loaded)
+            # Backward operators keep the precision of the forward pass.
+            with torch.autocast("cpu", enabled=False):
+                objective.backward()
         return losses
 
     @cached_property
-    def _threads(self) -> SingleThreads:
-        return SingleThreads()
+    def _threads(self) -> SingleCoreThreads:
+        return SingleCoreThreads()
 
     def _backward_at_once(
         self, step: int, group: Sequence[LoadedMicroBatch]
@@ -502,26 +501,27 @@ class GraphedGradients:
     def _graph(self, batch: PackedBatch) -> "_GradientGraph | None":
         """Return the graph for a batch's shape; None unless the shape has recurred."""
         shape = batch.shape
-        if shape in self._graphs or self._is_full:
-            return self._graphs.get(shape)
-        if shape not in self._seen:
-            self._seen.add(shape)
-            return None
+        if shape in self._seen and shape not in self._graphs and not self._is_full:
+            self._record(batch)
+        self._seen.add(shape)
+        return self._graphs.get(shape)
+
+    def _record(self, batch: PackedBatch) -> None:
+        """Make a graph for a batch's shape, or no more graphs if memory is short."""
         if not self._fits_in_memory():
             self._stop()
-            return None
+            return
         if not self._gradients:
             self._gradients = [torch.zeros_like(each) for each in self._parameters]
         pool = next((each.pool for each in self._graphs.values()), None)
-        given = (self._parameters, self._gradients)
         try:
-            graph = _GradientGraph(self._batch_loss, batch, *given, pool)
+            self._graphs[batch.shape] = _GradientGraph(
+                self._batch_loss, batch, self._parameters, self._gradients, pool
+            )
         except torch.OutOfMemoryError:
             self._stop()
-            return None
-        self._graphs[shape] = graph
-        self._is_full = len(self._graphs) == MAX_CUDA_GRAPHS
-        return graph
+        else:
+            self._is_full = len(self._graphs) == MAX_CUDA_GRAPHS
 
     def _stop(self) -> None:
         """Make no more graphs; batches of other shapes are computed without."""
@@ -628,8 +628,8 @@ def compile_layers(
 ) -> str | None:
     """Compile each kind of layer for all lengths, and try the layers in training.
 
-    Returns why PyTorch cannot compile in one of the processes, if so; then all keep
-    uncompiled layers. A graph that fails to compile later runs uncompiled.
+    If PyTorch cannot compile in one of the processes, all keep uncompiled layers, and
+    the reason is returned. A graph that fails to compile later runs uncompiled.
     """
     model = batch_loss.model
     assert isinstance(model, Transformer)

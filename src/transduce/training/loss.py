@@ -8,12 +8,12 @@ model to count.
 Expected reward (Wu et al., 2016, section 5) replaces the likelihood of a reference,
 which does not tell a nearly right target from a wrong one. It is the mean reward of the
 targets that the model itself would draw. Its gradient is estimated from samples, each
-of which is made likelier in proportion to its reward above the mean of its sentence
-(Williams, 1992; Ranzato et al., 2016).
+weighted by its reward minus the mean reward of its sentence (Williams, 1992; Ranzato et
+al., 2016).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -30,6 +30,7 @@ from transduce.data.tensors import Batch, PackedBatch, pad_rows
 from transduce.device import Hardware
 from transduce.errors import ConfigError
 from transduce.metrics.scores import gleu_of_counts, n_grams
+from transduce.model.attention import recorded_weights
 from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.nn.cross_entropy import Loss, smoothed_cross_entropy
 from transduce.nn.fuse import FusedTransformer
@@ -97,7 +98,7 @@ class BatchLoss(nn.Module):
             )
         batch = batch.to(self._hardware.device)
         if samples is not None:
-            return self._rewarded(batch, samples.to(self._hardware.device))
+            return self._reward_loss(batch, samples.to(self._hardware.device))
         if not self.model.training:
             return self._cross_entropy(batch)
         loss = self._trained_loss(batch)
@@ -171,7 +172,7 @@ class BatchLoss(nn.Module):
             return 0.0
         return (batch.target_out != PAD).sum() * self.model.auxiliary_loss()
 
-    def _rewarded(self, batch: Batch, samples: "Samples") -> "RewardLoss":
+    def _reward_loss(self, batch: Batch, samples: "Samples") -> "RewardLoss":
         """Return the mixed objective of Wu et al. (2016, equation 9)."""
         # Unlike the paper: a run can end with updates that raise the reward of samples.
         # Mixtures keep their balance by the references, and choose experts for samples
@@ -277,19 +278,12 @@ class GuidedAttention:
         return -self.weight * attention[is_token].clamp(min=epsilon).log().sum()
 
 
-@contextmanager
 def recorded_attention(
     model: TransductionModel,
-) -> Iterator[list[Float[Tensor, "batch heads target source"]]]:
+) -> AbstractContextManager[list[Float[Tensor, "batch heads target source"]]]:
     """Record the cross-attention weights of the decoder's last layer but one."""
     *others, last = model.cross_attention_taps
-    tap = others[-1] if others else last
-    recorded: list[Tensor] = []
-    hook = tap.register_forward_hook(lambda _, __, weights: recorded.append(weights))
-    try:
-        yield recorded
-    finally:
-        hook.remove()
+    return recorded_weights(others[-1] if others else last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,12 +321,12 @@ class Sampler(Protocol):
         model: TransductionModel,
         sources: Sequence[list[int]],
         max_lengths: Sequence[int],
-        names: Sequence[tuple[int, ...]],
+        seeds: Sequence[tuple[int, ...]],
     ) -> list[list[tuple[int, ...]]]:
         """Return the samples of each source.
 
         Sources have end tokens, and so have samples, except those that are as long as
-        their `max_lengths`. The random numbers of a source depend on its name alone.
+        their `max_lengths`. The random numbers of a source depend on its seed alone.
         """
         ...
 
@@ -368,23 +362,26 @@ class Samples:
         )
 
 
-MORE_TOKENS = 10
-"""Tokens that a sample may have beyond its reference."""
+MAX_EXTRA_TOKENS = 10
+"""Largest number of tokens that a sample may have beyond its reference."""
 
 
 @torch.no_grad()
 def draw_samples(
     model: TransductionModel,
     batch: Batch,
-    names: Sequence[tuple[int, ...]],
+    seeds: Sequence[tuple[int, ...]],
     refinement: Refinement,
 ) -> Samples:
-    """Draw samples of a batch's sources, without dropout, and reward them."""
+    """Draw samples of a batch's sources, without dropout, and reward them.
+
+    There is one of the `seeds` for each source.
+    """
     model.eval()
     sources = [_without_padding(row) for row in batch.source.tolist()]
     references = [_without_padding(row)[:-1] for row in batch.target_out.tolist()]
-    limits = [len(each) + 1 + MORE_TOKENS for each in references]
-    drawn = refinement.sampler(model, sources, limits, names)
+    limits = [len(each) + 1 + MAX_EXTRA_TOKENS for each in references]
+    drawn = refinement.sampler(model, sources, limits, seeds)
     rewards = torch.tensor(
         [
             refinement.reward([_without_end(each) for each in samples], reference)

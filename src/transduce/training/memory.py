@@ -1,4 +1,4 @@
-"""Memory of training: what fits, and the time it takes, by trials."""
+"""Search for the largest micro-batch that fits in memory, by trials."""
 
 import gc
 import math
@@ -34,7 +34,7 @@ TRIAL_PART = 4
 SAFE_SHARE = 0.8
 """Share of free memory to use, because memory is not exactly proportional to pairs."""
 TRIAL_SEED = 0
-"""Seed of dropout in trials, of which no result is kept."""
+"""Seed of dropout in trials."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class MicroBatchSize:
     max_positions: int
     """Source and target positions that fit in memory at a time."""
     was_cut: bool
-    """Whether that is less than a whole batch; if packed, than a whole update."""
+    """Whether a whole batch, or a whole update if it is packed, does not fit."""
     seconds: float
     """Seconds per position, corrected for the time of other programs."""
     peak_bytes: int
@@ -101,12 +101,12 @@ def find_micro_batch(
     num_processes: int = 1,
     graphs: GraphedGradients | None = None,
 ) -> MicroBatchSize:
-    """Compute the gradient of the longest batch, halved until it fits in memory.
+    """Halve the longest batch until its gradient fits in memory.
 
-    If sentences are packed, it is the gradient of the largest update, by a CUDA graph
-    if there are `graphs`. `num_processes` processes of this machine do so at the same
-    time. The model's gradients are dropped. Raises `ConfigError` if not even one pair
-    fits.
+    If sentences are packed, halve the largest update, whose gradient is computed by a
+    CUDA graph if there are `graphs`. `num_processes` processes of this machine do so at
+    the same time. The model's gradients are dropped. Raises `ConfigError` if not even
+    one pair fits.
     """
     # Another run in this process may be drawing from PyTorch's generator.
     is_own = draws_from_context(batch_loss, hardware)
@@ -166,10 +166,10 @@ def _try(
     hardware: Hardware,
     graphs: GraphedGradients | None,
 ) -> tuple[float, float] | None:
-    """Compute the gradient of a batch; return None if it does not fit in memory.
+    """Compute the gradient of a batch; return its seconds, and a share of them.
 
-    Otherwise returns its seconds, and the share of them in which other programs had the
-    processor's cores.
+    It is the share in which other programs had the processor's cores. Returns None if
+    the batch does not fit in memory.
     """
     _free(batch_loss, hardware)
     # The peak of a trial that failed is not the run's.

@@ -186,17 +186,17 @@ class Trainer:
         free_bytes = self._hardware.free_bytes(num_processes)
         del moments
         num_fitting = SAFE_SHARE * free_bytes / max(found.growth_bytes, 1)
-        bounds = [found.max_positions] if found.was_cut else []
-        bounds += [] if max_positions is None else [max_positions]
+        bounds = (found.max_positions if found.was_cut else None, max_positions)
+        bound = min((each for each in bounds if each is not None), default=None)
         limits = MemoryLimits(
-            max_positions=self._smallest(min(bounds, default=None)),
+            max_positions=self._smallest(bound),
             fits_beside_another=num_fitting >= AT_ONCE,
         )
         if limits.max_positions is not None:
             found = replace(found, max_positions=limits.max_positions, was_cut=True)
         if self._config.reward != "none":
-            bound = self._positions_by_reward(found, num_fitting, reward_positions)
-            limits = replace(limits, reward_positions=self._smallest(bound))
+            positions = self._positions_by_reward(found, num_fitting, reward_positions)
+            limits = replace(limits, reward_positions=self._smallest(positions))
         self._reader.limits = limits
         return replace(
             found,
@@ -515,10 +515,10 @@ class Trainer:
         """Draw samples, which depend on the update and the pair alone."""
         assert self._refinement is not None
         step = self.progress.step
-        names = [(step, pair) for pair in loaded.micro_batch.indices.tolist()]
+        seeds = [(step, pair) for pair in loaded.micro_batch.indices.tolist()]
         batch = loaded.batch
         assert isinstance(batch, Batch)
-        samples = draw_samples(self.model, batch, names, self._refinement)
+        samples = draw_samples(self.model, batch, seeds, self._refinement)
         return replace(loaded, samples=samples)
 
     def _sample_flops(self, loaded: Sequence[LoadedMicroBatch]) -> int:

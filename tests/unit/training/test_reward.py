@@ -150,7 +150,7 @@ def in_proportion(number: int):
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
-    monkeypatch.setattr(module, "MORE_TOKENS", 0)
+    monkeypatch.setattr(module, "MAX_EXTRA_TOKENS", 0)
     torch.manual_seed(4)
     return Toy()
 
