@@ -4,8 +4,8 @@ The search reads logits and returns the rows to keep. Its semantics are those of
 paper's own code: each step considers the 2 * beam_size likeliest continuations of a
 sentence. Those with the end token become finished hypotheses and take no place in the
 beam; the best beam_size others continue. A sentence is done when no live hypothesis can
-still score higher than the best finished ones, as many as are wanted, or, with
-`patience`, when enough hypotheses have finished.
+still enter its `num_best` finished ones, or, with `patience`, when enough hypotheses
+have finished.
 
 A beam of one compares finished hypotheses of different lengths, which greedy search
 does not. A wider beam may score lower, because hypotheses that look better for a few
@@ -325,7 +325,7 @@ class BeamSearch:
         self.live = [*self.live, *other.live]
 
     def _forced(self) -> Int64[np.ndarray, " sentences"] | None:
-        """Return the only token that each sentence may continue with, if any."""
+        """Return the forced token of each sentence, or None if no sentence has one."""
         forced = self._state.targets.forced_at(self._state.live.lengths)
         return forced if (forced != NOT_FORCED).any() else None
 

@@ -75,12 +75,12 @@ class CudaGraphs:
                 warnings.warn(f"{REFUSED}{error}", TransduceWarning, stacklevel=2)
                 return run
 
-        def again() -> Tensor:
+        def replay() -> Tensor:
             with self._lock, torch.cuda.device(self._device):
                 graph.replay()
                 return result.clone()
 
-        return again
+        return replay
 
     def _recorded(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         graph, pool = torch.cuda.CUDAGraph(), None
@@ -191,7 +191,7 @@ class StaticStep:
         self._state = like.empty(size.sentences, size.source, size.slots)
         device = self._state.lengths.device
         rows = size.sentences * size.group
-        self._given = np.zeros(2 * rows + 1, dtype=np.int64)
+        self._host_inputs = np.zeros(2 * rows + 1, dtype=np.int64)
         """The next `_inputs`: the first slot to take, the last tokens, the parents."""
         self._inputs = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
         # The graph reads these rows by their address.
@@ -237,11 +237,13 @@ class StaticStep:
         `parents` are numbers of hypotheses in their groups. Returns logits for all
         sentences, of which the last ones may be padding.
         """
-        self._given[0] = first_slot
-        ids, rows = self._given[1:].reshape(2, self.size.sentences, self.size.group)
+        self._host_inputs[0] = first_slot
+        ids, rows = self._host_inputs[1:].reshape(
+            2, self.size.sentences, self.size.group
+        )
         ids[: len(last_ids)], rows[: len(parents)] = last_ids, parents
         # From memory that is not pinned, the copy is made before the call returns.
-        self._inputs.copy_(torch.from_numpy(self._given))
+        self._inputs.copy_(torch.from_numpy(self._host_inputs))
         # The first run loads kernels. Where memory is short, `record` returns its
         # argument, and the next step tries again.
         if self._has_run and self._run is self._plain:
@@ -277,7 +279,7 @@ def _static_step(
 
 
 MAX_IDLE = 128
-"""Largest number of steps that no decoder has: each graph takes some memory."""
+"""Largest number of idle steps, which no decoder has: each graph takes some memory."""
 
 
 class StepGraphs:
@@ -290,7 +292,7 @@ class StepGraphs:
     def __init__(
         self, step: FusedStep, recorder: Recorder, max_idle_bytes: float = math.inf
     ) -> None:
-        """Keep steps that no decoder has in at most `max_idle_bytes` of memory."""
+        """Keep idle steps in at most `max_idle_bytes` of memory."""
         self._step = step
         self._recorder = recorder
         self._max_idle_bytes = max_idle_bytes
@@ -301,10 +303,10 @@ class StepGraphs:
         """Steps given back since, as the garbage collector must not wait for a lock."""
 
     def borrow(self, state: DecodingState | RecurrentState) -> StaticStep:
-        """Return a step for a state; nobody else has it until it is given back.
+        """Return a step for a state, which the caller alone has until `give_back`.
 
-        Raises `torch.OutOfMemoryError` if there is no memory for it, even without the
-        steps that nobody has.
+        Raises `torch.OutOfMemoryError` if there is no memory for it, even after all
+        idle steps have been freed.
         """
         size = StepSize.fitting(state)
         with self._lock:
@@ -325,7 +327,7 @@ class StepGraphs:
         self._returned.extend(steps)
 
     def _drop_oldest(self) -> None:
-        """Free the memory of the steps that nobody has had for the longest time."""
+        """Free the memory of the steps that have been idle for the longest time."""
         while (
             sum(each.num_bytes for each in self._idle) > self._max_idle_bytes
             or len(self._idle) > MAX_IDLE
@@ -408,9 +410,9 @@ class GraphedDecoder(TorchDecoder):
         self._parents = _identity_parents(self.state)
 
     def _step_with_state(self) -> StaticStep | None:
-        """Return a step with the state in its memory, and room for one more token.
+        """Return a step whose memory holds the state and has space for another token.
 
-        Moves the state in if need be. Returns None if there is no memory for it.
+        Moves the state there if it is elsewhere. Returns None if memory is short.
         """
         if self._is_inside and self.state.has_capacity:
             [step] = self._borrowed

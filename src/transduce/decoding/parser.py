@@ -94,11 +94,11 @@ class _Sentence:
         return config.limit(len(self.source) + 1, fewest)
 
 
-Search = Callable[
+RunSearch = Callable[
     [SearchTask[Sequence[DecodingModel], Any], Callable[[], object] | None],
     Iterator[list[SearchResult]],
 ]
-"""Function of a task, and of a callback between steps, that yields what it finds."""
+"""Function of a task, and of a callback between steps, that yields its results."""
 
 
 class Parser:
@@ -111,10 +111,10 @@ class Parser:
         self,
         translator: "transduce.decoding.translator.Translator",
         symbols: SymbolVocabulary,
-        search: Search,
+        run_search: RunSearch,
     ) -> None:
         self._translator = translator
-        self._search = search
+        self._run_search = run_search
         self._vocabulary = symbols
         self._symbols = symbols.symbols
 
@@ -180,7 +180,7 @@ class Parser:
             start=start,
             step_rows=StepRows(beam_size, self._translator.models[0].step_overhead),
         )
-        found = self._search(task, pace.on_step)
+        found = self._run_search(task, pace.on_step)
         for i, hypotheses in chain.from_iterable(found):
             require_numbers([each.log_probability for each in hypotheses])
             pace.on_line()

@@ -96,12 +96,11 @@ class SearchTask(Generic[Searcher, Input]):
 
 
 def shares_of(task: SearchTask[Any, Any], num_processes: int) -> list[list[int]]:
-    """Return the sentences' numbers in shares, to begin one after the other.
+    """Split the numbers of the sentences into shares, in the order of their start.
 
     The first ones, at most one for each process, have about equal cost. A large task
-    has further, small shares of short sentences: processes that are done first take
-    them over, so that a process whose core is busy with another program holds nobody
-    up.
+    has further, small shares of short sentences, for the processes that are done first:
+    none waits for a process whose core is busy with another program.
     """
     number = max(min(num_processes, len(task.sentences) // MIN_SHARE), 1)
     if number == 1:

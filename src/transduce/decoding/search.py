@@ -64,8 +64,8 @@ class Sentence:
 class Decoder(Protocol):
     """A decoder that has read sources and reads target tokens step by step.
 
-    Groups have one hypothesis each at the start, and from then on as many as the last
-    call of `reorder` gave them.
+    Groups have one hypothesis each at the start, and after each call of `reorder` as
+    many as that gave them.
     """
 
     def step(
@@ -177,7 +177,7 @@ class ShortlistDecoder(JoinableDecoder, Protocol):
 
 @runtime_checkable
 class Search(Protocol):
-    """A search for several sentences, all of which grow by one token a step."""
+    """A search for several sentences, each of which grows by one token a step."""
 
     @property
     def live(self) -> Sequence[Sentence]:
@@ -190,7 +190,7 @@ class Search(Protocol):
         """Choose the next tokens.
 
         Returns the rows that continue, for `Decoder.reorder`, and the token of each.
-        Groups have one size after the first step, whatever their size before it.
+        All steps return groups of the same size.
         """
         ...
 

@@ -15,10 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from transduce.decoding.search import (
-    Hypothesis,
-    require_numbers,
-)
+from transduce.decoding.search import Hypothesis, require_numbers
 from transduce.errors import RequestError, shortened
 from transduce.text.alignment import WordDictionary
 from transduce.text.corpus import Windows, full_windows, require_characters
@@ -221,10 +218,9 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
 
 
 def require_lists(*several: object) -> None:
-    """Raise `RequestError` for a string, whose letters would count as sentences, and
-    for anything else that is not several sentences.
+    """Raise `RequestError` unless each argument is a collection of sentences.
 
-    Only methods that accept one sentence or several accept a string.
+    A string is refused, as its letters would count as sentences.
     """
     for each in several:
         if isinstance(each, str):
@@ -251,7 +247,7 @@ def require_lists(*several: object) -> None:
 
 
 def listed(sentences: Iterable[str]) -> list[str]:
-    """Return several sentences as a list; `RequestError` if one is no string."""
+    """Return several sentences as a list; raise `RequestError` if one is no string."""
     require_lists(sentences)
     texts = list(sentences)
     for number, text in enumerate(texts, start=1):
@@ -264,7 +260,7 @@ _MISSING: Any = object()
 
 
 def require_strings(*several: object) -> None:
-    """Raise `RequestError` for anything but strings beside a source of one sentence."""
+    """Raise `RequestError` unless targets or prefixes of one sentence are strings."""
     for each in several:
         if not isinstance(each, str):
             raise RequestError(
@@ -296,8 +292,10 @@ def pair_up(
 
 
 def require_text(sentence: object, number: int) -> None:
-    """Raise `RequestError` for a sentence that is no string, by its number, or that is
-    no valid Unicode."""
+    """Raise `RequestError` unless a sentence is a string of valid Unicode.
+
+    The message names the sentence by its number.
+    """
     if not isinstance(sentence, str):
         raise RequestError(
             f"A sentence must be a string, but number {number:,} is "
@@ -429,12 +427,12 @@ def in_order(numbered: Iterable[tuple[int, Result]]) -> Iterator[Result]:
             number += 1
 
 
-Attention = Callable[
+CrossAttention = Callable[
     [Sequence[Sequence[int]], Sequence[Sequence[int]]],
     list[Float[np.ndarray, "layers target source"]],
 ]
-"""Function of sources with end tokens and of targets. It returns each layer's weights
-of each pair, at the steps that predict the target tokens."""
+"""Function of sources with end tokens and of targets that returns the weights of
+cross-attention of each pair, at the steps that predict the target tokens."""
 MAX_ATTENTION_BATCH = 64
 """Largest number of hypotheses whose attention is computed at once."""
 
@@ -443,7 +441,7 @@ def replaced_texts(
     found: Sequence[tuple[Part, Sequence[Hypothesis]]],
     tokenizer: WordTokenizer,
     dictionary: WordDictionary | None,
-    attention: Attention,
+    attention: CrossAttention,
     bad_words: Sequence[Sequence[int]] = (),
 ) -> list[list[str]]:
     """Return the text of each hypothesis of each part, without unknown words.
@@ -528,7 +526,7 @@ class _HypothesisWords:
 
 
 def _is_covered(place: int, words: list[str], phrases: Sequence[Sequence[str]]) -> bool:
-    """Return whether one of the phrases stands in the words and covers a place."""
+    """Return whether one of the phrases occurs in the words and covers a place."""
     return any(
         words[start : start + len(phrase)] == phrase
         for phrase in phrases

@@ -56,7 +56,7 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.translations import (
     EMPTY,
-    Attention,
+    CrossAttention,
     Pace,
     Part,
     Translation,
@@ -78,10 +78,7 @@ from transduce.errors import (
     counted,
     packages_for,
 )
-from transduce.machine import (
-    free_memory,
-    keep_freed_memory,
-)
+from transduce.machine import free_memory, keep_freed_memory
 from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
@@ -343,7 +340,7 @@ class Translator:
         return prepare(first, self.precision, self.device)
 
     @property
-    def cross_attention(self) -> Attention | None:
+    def cross_attention(self) -> CrossAttention | None:
         """Function that returns cross-attention; None if the model has none.
 
         Its arguments are source ids with end tokens, and target ids. For each pair it
@@ -913,8 +910,8 @@ def _start_sampling(
 ) -> Decoding:
     """Encode sources and start to draw their translations."""
     limits = [part.length + config.extra_length for part in parts]
-    names = [(part.line, part.number) for part in parts]
-    search = Sampling(limits, names, config, EOS, EXCLUDED)
+    seeds = [(part.line, part.number) for part in parts]
+    search = Sampling(limits, seeds, config, EOS, EXCLUDED)
     return Decoding(_encode(models, parts), search, BOS)
 
 
