@@ -124,8 +124,8 @@ class ByteNet(nn.Module):
         self.encoder_blocks = nn.ModuleList(
             EncoderBlock(config, dilation) for dilation in config.encoder_dilations
         )
-        # The paper does not say how the decoder stands on the encoder. Both have the
-        # width of the residual stream, so that they can be added as in a residual
+        # The paper does not say how the decoder reads the encoder's output. It has the
+        # width of the residual stream, so that both can be added as in a residual
         # block; tensor2tensor joins them.
         self.joining = (
             nn.Linear(2 * stream, stream) if config.stacking == "joined" else None

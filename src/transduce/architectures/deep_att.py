@@ -255,10 +255,10 @@ class DeepAtt(nn.Module):
         Two for each multiplication of a matrix product.
         """
         cells, context = self.config.d_model, self.config.context_width
-        of_source = self.columns, self.project_top, self.project_key
-        of_target = self.decoder_layers, self.project_query, self.output
-        per_source = sum(map(num_matrix_elements, of_source))
-        per_target = sum(map(num_matrix_elements, of_target))
+        encoder = self.columns, self.project_top, self.project_key
+        decoder = self.decoder_layers, self.project_query, self.output
+        per_source = sum(map(num_matrix_elements, encoder))
+        per_target = sum(map(num_matrix_elements, decoder))
         scores = int((source_lengths.astype(np.int64) * target_lengths).sum())
         products = (
             per_source * int(source_lengths.sum())
@@ -276,7 +276,7 @@ class DeepAtt(nn.Module):
         f: Float[Tensor, "batch length gates"],
         h: Float[Tensor, "batch length cells"],
     ) -> Float[Tensor, "batch length inputs"]:
-        """Return what a layer takes of the one below, with dropout of h alone."""
+        """Return a layer's inputs: f of the one below in part, and h with dropout."""
         return torch.cat(
             [f[..., : self.config.fast_forward_width], self.dropout(h)], -1
         )

@@ -129,8 +129,8 @@ class RecurrentLayer(nn.Module):
     ]:
         """Return the outputs and the last state.
 
-        `state` is the first state, by default zeros. With `lengths`, the last state of
-        a row is the one after that many positions; without, the one after its padding.
+        `state` is the first state, by default zeros. The last state of a row is that at
+        its length if `lengths` are given, otherwise that after all positions.
         """
         x = x.to(self._dtype)  # autocast leaves bf16
         first = None if state is None else self._split(state.to(x.dtype))

@@ -58,6 +58,8 @@ from transduce.nn.operators import (
 )
 
 Model = TypeVar("Model")
+Stack = EncoderStack | DecoderStack
+Layer = EncoderLayer | DecoderLayer | RecurrentDecoderLayer
 
 FEW_QUERIES, FEW_KEYS = 16, 64
 """With at most this many queries (in decoding) or keys (in training, if the native
@@ -241,7 +243,7 @@ class FusedEmbedding(SharedEmbedding):
 
 
 class FusedEncoderStack(EncoderStack):
-    """Encoder layers in one native call, if nothing reads what is between them."""
+    """Encoder layers in one native call, unless a hook reads a layer's output."""
 
     def forward(
         self,
@@ -256,7 +258,7 @@ class FusedEncoderStack(EncoderStack):
 
 
 class FusedDecoderStack(DecoderStack):
-    """Decoder layers in one native call, if nothing reads what is between them."""
+    """Decoder layers in one native call, unless a hook reads a layer's output."""
 
     def forward(
         self,
@@ -279,7 +281,7 @@ class FusedTransformer(Transformer):
     def can_pack(self, dtype: torch.dtype) -> bool:
         """Whether `packed_states` exists with products in `dtype`.
 
-        Nothing may read what is between the layers. Turing GPUs, which emulate bf16,
+        No hook may read a layer's output. Turing GPUs, which emulate bf16,
         have too little shared memory for the kernels.
         """
         stacks: tuple[Stack, ...] = (self.encoder_layers, self.decoder_layers)
@@ -340,9 +342,6 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     Transformer: FusedTransformer,
 }
 """Class that replaces each class of the model."""
-
-Stack = EncoderStack | DecoderStack
-Layer = EncoderLayer | DecoderLayer | RecurrentDecoderLayer
 
 
 def fits_one_call(

@@ -97,7 +97,7 @@ class _DroppedRows(torch.autograd.Function):
 
 
 def _seeds(device: torch.device) -> Iterator[Int[Tensor, " _"]]:
-    """Draw seeds by the device's generator, and yield one after the other."""
+    """Draw seeds from the device's generator; yield them one by one."""
     size = (MAX_MASKS, SEED_STRIDE)
     while True:
         yield from torch.randint(MAX_SEED, size, dtype=torch.int32, device=device)
@@ -276,7 +276,7 @@ class _SelfAttention:
     residual: _Residual
 
     def forward(self, x: Tensor) -> tuple[Tensor, "_SavedSelfAttention"]:
-        """Return the output, and what the backward pass needs."""
+        """Return the output, and the tensors of the backward pass."""
         weights = self.weights
         inner = torch.addmm(weights.inner_bias, x, weights.inner.t())
         heads, log_sums = attention(*self.settings.split(inner), self.settings)
@@ -336,7 +336,7 @@ class _CrossAttention:
     memory: Tensor
 
     def forward(self, x: Tensor) -> tuple[Tensor, "_SavedCrossAttention"]:
-        """Return the output, and what the backward pass needs."""
+        """Return the output, and the tensors of the backward pass."""
         weights = self.weights
         query_weight, key_value_weight = self.settings.split(weights.inner.t())
         query_bias, key_value_bias = self.settings.split(weights.inner_bias[None])
@@ -404,7 +404,7 @@ class _FeedForward:
     residual: _Residual
 
     def forward(self, x: Tensor) -> tuple[Tensor, "_SavedFeedForward"]:
-        """Return the output, and what the backward pass needs."""
+        """Return the output, and the tensors of the backward pass."""
         weights = self.weights
         hidden = torch._addmm_activation(weights.inner_bias, x, weights.inner.t())
         if self.dropout.rate > 0:

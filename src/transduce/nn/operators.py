@@ -213,14 +213,15 @@ CPU, rates are therefore rounded to multiples of 1 / RANDOM_VALUES."""
 MASK_MULTIPLE = 32
 """The native library rounds up the number of masks of a row to a multiple of this."""
 BLOCK_MASKS = 1024
-"""Elements whose masks are drawn together if masks are not drawn row by row."""
+"""Elements of a block if a block is not a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaskBlocks:
-    """Sizes of a block of elements whose masks are drawn together."""
+    """Blocks of a tensor's elements; the masks of a block are drawn together."""
 
     width: int
+    """Number of elements of a block."""
     masks: int
     """Number of masks drawn for a block: even, and at least `width`."""
 
