@@ -160,14 +160,13 @@ class PrefixState(CachedState):
     @property
     def past_mask(self) -> Bool[Tensor, "hypotheses 1 1 places"]:
         """True at the tokens read, and at the one that is being read."""
-        group = self._any.size(1)
         places = torch.arange(self.max_length + 1, device=self.lengths.device)
         mask = places <= self.lengths[:, None]
-        return mask.repeat_interleave(group, dim=0)[:, None, None]
+        return mask.repeat_interleave(self._group_size, dim=0)[:, None, None]
 
     def add_place(self) -> None:
         """Make sure that one more token fits."""
-        if self.max_length == self._any.size(3):
+        if self.max_length == self._num_places:
             self._resize(self.max_length + MORE_PLACES)
 
     def write(
@@ -187,13 +186,13 @@ class PrefixState(CachedState):
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses in this order, as `DecoderState.reorder`."""
-        self.lengths = self.lengths[rows[:, 0] // self._any.size(1)]
+        self.lengths = self.lengths[rows[:, 0] // self._group_size]
         CachedState.reorder(self, rows)
 
     def join(self, other: CachedState) -> None:
         """Append the sentences of another state with groups of the same size."""
         assert isinstance(other, PrefixState)
-        places = max(self._any.size(3), other._any.size(3))
+        places = max(self._num_places, other._num_places)
         self._resize(places)
         other._resize(places)
         self.lengths = torch.cat([self.lengths, other.lengths])
@@ -201,8 +200,12 @@ class PrefixState(CachedState):
         CachedState.join(self, other)
 
     @property
-    def _any(self) -> Float[Tensor, "sentences group heads places width"]:
-        return next(iter(self.hypotheses.values()))
+    def _group_size(self) -> int:
+        return next(iter(self.hypotheses.values())).size(1)
+
+    @property
+    def _num_places(self) -> int:
+        return next(iter(self.hypotheses.values())).size(3)
 
     def _resize(self, places: int) -> None:
         self.hypotheses = {

@@ -485,5 +485,5 @@ class BeamSearch:
 
 
 def _gains(sums: Sequence[float]) -> tuple[float, ...]:
-    """Return what each token adds to a log-probability."""
+    """Return the log-probability of each token; `sums` are those of the prefixes."""
     return tuple(now - before for before, now in pairwise([0.0, *sums]))

@@ -32,13 +32,10 @@ from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
 
 REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "
-
+RECORDING = Lock()
+"""Held while a graph is recorded: PyTorch records one at a time in a process."""
 
 Run = Callable[[], Tensor]
-
-
-one_record = Lock()
-"""Lock: PyTorch records only one graph at a time in a process."""
 
 
 class CudaGraphs:
@@ -62,7 +59,7 @@ class CudaGraphs:
         Warns (`TransduceWarning`) if the GPU refuses, and returns `run` itself then and
         for all later calls. Where memory is short, it returns `run` this time only.
         """
-        with one_record, self._lock, torch.cuda.device(self._device):
+        with RECORDING, self._lock, torch.cuda.device(self._device):
             if self._is_refused:
                 return run
             try:
@@ -128,6 +125,20 @@ class Recorder(Protocol):
         ...
 
 
+MIN_POSITIONS, MIN_SLOTS, MIN_TOKENS = 32, 64, 512
+"""Smallest size of a step in positions of the source, in slots and in tokens."""
+MAX_ENLARGED = 32_768
+"""Largest number of positions, or slots, of all sentences to which a size is enlarged:
+many short sentences must not take much more memory than they need."""
+
+
+def _rounded_up(number: int, least: int = 1) -> int:
+    """Round up to a power of two, or to three quarters of one."""
+    power = 1 << max(number - 1, 0).bit_length()
+    three_quarters = 3 * power // 4
+    return max(three_quarters if number <= three_quarters else power, least)
+
+
 @dataclass(frozen=True, slots=True)
 class StepSize:
     """Size of the tensors of a decoding step."""
@@ -154,22 +165,6 @@ class StepSize:
             slots=_rounded_up(slots, min(MIN_SLOTS, enlarged)) if slots else 0,
             max_tokens=_rounded_up(state.max_length + 1, MIN_TOKENS),
         )
-
-
-MIN_POSITIONS, MIN_SLOTS, MIN_TOKENS = 32, 64, 512
-"""Smallest size of a step in positions of the source, in slots and in tokens."""
-
-
-MAX_ENLARGED = 32_768
-"""Largest number of positions, or slots, of all sentences to which a size is enlarged:
-many short sentences must not take much more memory than they need."""
-
-
-def _rounded_up(number: int, least: int = 1) -> int:
-    """Round up to a power of two, or to three quarters of one."""
-    power = 1 << max(number - 1, 0).bit_length()
-    three_quarters = 3 * power // 4
-    return max(three_quarters if number <= three_quarters else power, least)
 
 
 class StaticStep:

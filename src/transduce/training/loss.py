@@ -101,17 +101,25 @@ class BatchLoss(nn.Module):
             return self._reward_loss(batch, samples.to(self._hardware.device))
         if not self.model.training:
             return self._cross_entropy(batch)
-        loss = self._trained_loss(batch)
-        return replace(loss, smoothed=loss.smoothed + self._auxiliary(batch))
+        return self._training_loss(batch)
 
-    def _trained_loss(self, batch: Batch) -> Loss:
-        """Return the losses of a batch in training, without the auxiliary loss."""
+    def _training_loss(self, batch: Batch) -> Loss:
+        """Return the losses of a batch in training; they are means of the passes."""
         # Unlike the paper: two passes over a batch, which differ by their dropout, can
         # be trained to predict the same (Liang et al., 2021). Off by default:
         # `training.consistency`.
-        if self._consistency == 0:
-            return self._guided_cross_entropy(batch)
-        return self._guided_cross_entropy(batch.repeated(2), num_passes=2)
+        num_passes = 1 if self._consistency == 0 else 2
+        pairs = batch if num_passes == 1 else batch.repeated(num_passes)
+        if self._guidance is None:
+            loss = self._cross_entropy(pairs, self._consistency)
+            smoothed = loss.smoothed
+        else:
+            with recorded_attention(self.model) as recorded:
+                loss = self._cross_entropy(pairs, self._consistency)
+            [weights] = recorded
+            guidance = self._guidance.loss(weights, pairs)
+            smoothed = loss.smoothed + guidance / num_passes
+        return replace(loss, smoothed=smoothed + self._auxiliary(batch))
 
     def _cross_entropy(self, batch: Batch, consistency: float = 0.0) -> Loss:
         states, is_token = self._states(batch)
@@ -151,20 +159,6 @@ class BatchLoss(nn.Module):
         batch = batch.to(self._hardware.device)
         states = self.model.packed_states(batch, self._hardware.dtype)
         return self._loss(states, batch.target_out)
-
-    def _guided_cross_entropy(self, batch: Batch, num_passes: int = 1) -> Loss:
-        """Return the losses of a batch, with that of guided attention, if there is one.
-
-        A batch may have each pair `num_passes` times; losses are means of the passes.
-        """
-        consistency = self._consistency if num_passes > 1 else 0.0
-        if self._guidance is None:
-            return self._cross_entropy(batch, consistency)
-        with recorded_attention(self.model) as recorded:
-            loss = self._cross_entropy(batch, consistency)
-        [weights] = recorded
-        guided = loss.smoothed + self._guidance.loss(weights, batch) / num_passes
-        return replace(loss, smoothed=guided)
 
     def _auxiliary(self, batch: Batch) -> Float[Tensor, ""] | float:
         """Return the auxiliary loss of the last pass over a batch; 0 without one."""
