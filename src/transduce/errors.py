@@ -17,7 +17,10 @@ A command ends with exit code 2 after any of them (`transduce.cli`). The server 
 with the HTTP status given above, or else 400 (`refusal_of` in
 `transduce.serving.admission`).
 
-Each message is one sentence: what is wrong, where, and what to do. More specific errors
+Each message is one sentence: what is wrong, where, and what to do. It reads right from
+Python and from the command line: what an argument does in one and an option in the
+other is named by a phrase such as `OVERWRITE`, after which `transduce.cli` adds the
+option. A whole command may be named as it is. More specific errors
 stand beside the code that raises them: training that diverges or is stopped, a worker
 process that is killed, an export whose proof fails.
 """
@@ -45,14 +48,7 @@ class ConfigError(TransduceError):
 
 
 class OverwriteError(ConfigError):
-    """An output exists, and may be overwritten only if the caller allows it.
-
-    The message says "overwrite it.", to which a command adds its option.
-    """
-
-    def __init__(self, message: str) -> None:
-        assert "overwrite it." in message  # or the command could not add its option
-        super().__init__(message)
+    """An output exists, and may be overwritten only if the caller allows it."""
 
 
 class DataError(TransduceError):
@@ -90,6 +86,14 @@ class TooLongError(RequestError):
 class TimeLimitError(RequestError):
     """The request took longer than its time limit."""
 
+
+OVERWRITE = "overwrite it"
+RESUME = "resume that run"
+START_OVER = "start the run over"
+START_FROM_RUN = "start another run from the run's model"
+NAME_START = "name the model to start from"
+LIST_CORPORA = "list the corpora with their names in `corpora`"
+"""Remedies that are an argument in Python and an option of a command."""
 
 OWN_PACKAGE = "transduce"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transduce.errors import (
+    OVERWRITE,
     AccessError,
     CheckpointError,
     ConfigError,
@@ -217,7 +218,7 @@ def _require_own(
     if not force and is_own:
         raise OverwriteError(
             f"{out}: the output folder must be new or empty, but is not; choose "
-            "another, or overwrite it."
+            f"another, or {OVERWRITE}."
         )
     if not force:
         raise ConfigError(
@@ -256,7 +257,7 @@ def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
     if not overwrite:
         raise OverwriteError(
             f"{folder}: the output folder must be new or empty, but another command "
-            "has written it meanwhile; choose another, or overwrite it."
+            f"has written it meanwhile; choose another, or {OVERWRITE}."
         )
 
 
@@ -269,7 +270,7 @@ def require_unwritten(path: Path, *, overwrite: bool) -> None:
         return
     raise OverwriteError(
         f"{path}: the output must be new or empty, but another command has written it "
-        "meanwhile; choose another name, or overwrite it."
+        f"meanwhile; choose another name, or {OVERWRITE}."
     )
 
 

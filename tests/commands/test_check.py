@@ -104,7 +104,7 @@ def test_a_faulty_corpus_is_reported_on_to_its_end_and_refused(faulty, capsys):
     assert output.err == (
         "transduce: Training would refuse this corpus for 2 reasons, first: lines of "
         "the training corpus that are not UTF-8 text: 1; convert the files to UTF-8 "
-        "and remove NUL bytes, or drop these pairs by transduce clean.\n"
+        "and remove NUL bytes, or drop these pairs by `transduce clean`.\n"
     )
 
 

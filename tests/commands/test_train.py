@@ -378,7 +378,7 @@ def test_warnings_about_a_corpus_come_before_the_first_step(
     said = succeeds(*TINY, *files, *dev, "--out", tmp_path / "run")
     warning = (
         "pairs with the same text on both sides: 40 (100.0%); drop these pairs by "
-        "transduce clean."
+        "`transduce clean`."
     )
     assert f"Warning: {warning}" in said
     assert "`transduce check` shows the details and the lines." in said

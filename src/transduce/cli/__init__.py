@@ -42,10 +42,15 @@ from transduce.cli.terminal import (
     warnings_as_sentences,
 )
 from transduce.errors import (
+    LIST_CORPORA,
+    NAME_START,
     NO_GPU_MEMORY,
     NO_MEMORY,
+    OVERWRITE,
+    RESUME,
+    START_FROM_RUN,
+    START_OVER,
     ConfigError,
-    OverwriteError,
     TransduceError,
     counted,
     missing_in,
@@ -171,6 +176,15 @@ LIBRARIES = (
     "TRITON_",
 )  # fmt: skip
 """Beginnings of the environment variables that libraries read at their import."""
+OPTIONS_OF_REMEDIES = {
+    OVERWRITE: " with --force",
+    RESUME: " by `transduce train --resume`",
+    START_OVER: " by `transduce train --force`",
+    START_FROM_RUN: " by `transduce train --from`",
+    NAME_START: " (`transduce train --from`)",
+    LIST_CORPORA: ", or by `transduce train --corpus`",
+}
+"""Options that commands add to the remedies of errors."""
 TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
 PARTS = {
@@ -426,10 +440,11 @@ def _run(arguments: Sequence[str] | None) -> None:
 
 
 def _sentence(error: TransduceError) -> str:
-    """Return an error's message, with the option that it leads to."""
-    if isinstance(error, OverwriteError):
-        return str(error).replace("overwrite it.", "overwrite it with --force.")
-    return str(error)
+    """Return an error's message, with the options of the remedies that it names."""
+    message = str(error)
+    for remedy, option in OPTIONS_OF_REMEDIES.items():
+        message = message.replace(remedy, f"{remedy}{option}")
+    return message
 
 
 def system_error_sentence(error: OSError) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 from cyclopts import Parameter
 
 from transduce.cli.terminal import OUTPUT_DESCRIPTOR, plain_console, table_console
-from transduce.errors import ConfigError, DataError
+from transduce.errors import OVERWRITE, ConfigError, DataError
 from transduce.files import (
     atomic_directory,
     atomic_file,
@@ -61,7 +61,7 @@ def require_new(
     if not force and _keeps_what_is_written(output) and output.stat().st_size > 0:
         raise ConfigError(
             f"{output}: the output must be new or empty, but is not; choose another "
-            "name, or overwrite it with --force."
+            f"name, or {OVERWRITE}."
         )
 
 

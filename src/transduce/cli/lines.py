@@ -32,6 +32,7 @@ from transduce.cli.terminal import counted_lines, print_message, warn
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
 from transduce.errors import (
+    OVERWRITE,
     ConfigError,
     DataError,
     OverwriteError,
@@ -204,7 +205,7 @@ class Destination:
         elif record.exists() and not self.force:
             raise ConfigError(
                 f"{record}: must not exist before the output is begun, but does; remove"
-                " it, or overwrite it with --force."
+                f" it, or {OVERWRITE}."
             )
 
     def require_part_replaceable(self, part: Path) -> None:
@@ -212,7 +213,7 @@ class Destination:
         if not self.resume and not self.force:
             raise ConfigError(
                 f"{part}: holds the output of an interrupted command; continue it by "
-                "--resume, or overwrite it with --force."
+                f"--resume, or {OVERWRITE}."
             )
 
     @property

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer
 
-from transduce.errors import ConfigError, counted
+from transduce.errors import LIST_CORPORA, ConfigError, counted
 from transduce.settings import convert_and_check, require_between, without_numpy
 from transduce.text.languages import canonical, guess_all
 from transduce.text.vocabulary import corpus_tag
@@ -155,8 +155,8 @@ def require_mixture(
     """Raise `ConfigError` if corpora and stages contradict each other."""
     if stages and not corpora:
         raise ConfigError(
-            "`stages` are weights of corpora, but no corpus has a name; list the "
-            "corpora with their names in `corpora`, or by `transduce train --corpus`."
+            "`stages` are weights of corpora, but no corpus has a name; "
+            f"{LIST_CORPORA}."
         )
     names = [corpus.name for corpus in corpora]
     for message in (

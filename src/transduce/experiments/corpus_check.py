@@ -70,7 +70,7 @@ from transduce.text.tokenizer import (
 )
 from transduce.text.vocabulary import language_tags
 
-DROP = "drop these pairs by transduce clean"
+DROP = "drop these pairs by `transduce clean`"
 REMEDIES = {
     "replacement character": "letters were lost there: download the text again, or "
     f"{DROP}",
@@ -82,10 +82,10 @@ REMEDIES = {
 """Remedy for each kind of suspicious character, worst first."""
 REMEDIES_OF_PAIRS = {
     "with an empty side": f"check that the files belong together, or {DROP}",
-    "too long": "split them or raise batching.max_length",
+    "too long": "split them or raise `batching.max_length`",
     "with the same text on both sides": DROP,
     "of very different length": f"check the alignment, or {DROP}",
-    "that repeat an earlier one": "keep one of each by transduce clean",
+    "that repeat an earlier one": "keep one of each by `transduce clean`",
 }
 """Remedy for each kind of unusual pair."""
 
@@ -568,7 +568,7 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
     if not split.pairs.kept:
         yield Advice(
             problem=f"usable pairs of the {name} corpus: 0 of {split.pairs.total:,}",
-            remedy="give files with text on both sides, or raise batching.max_length",
+            remedy="give files with text on both sides, or raise `batching.max_length`",
             is_refusal=True,
         )
 
@@ -595,7 +595,7 @@ def _overlap_advice(overlap: Overlap, task: Task) -> Iterator[Advice]:
         files, means = "treebank", ""  # `transduce clean` does not read trees
     else:
         kind, target = "sources", "target"
-        files, means = "files", " by `transduce clean --dev-source`"
+        files, means = "files", " by `transduce clean`"
     yield Advice(
         problem=f"dev {kind} that are also in training: "
         f"{overlap.sources.count:,} ({overlap.pairs.count:,} with the same {target})",
@@ -636,7 +636,7 @@ def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
         yield Advice(
             problem=f"{percent(side.byte_tokens / side.tokens, 1)} of the training "
             f"{name}'s tokens are bytes of characters that are not in the vocabulary",
-            remedy="raise tokenizer.vocab_size",
+            remedy="raise `tokenizer.vocab_size`",
         )
 
 
@@ -683,11 +683,11 @@ def _training_advice(
     if epoch.padding > MUCH_PADDING:
         yield Advice(
             problem=f"padding takes {percent(epoch.padding)} of the positions computed",
-            remedy="lower batching.batch_tokens, so that a batch has similar lengths",
+            remedy="lower `batching.batch_tokens`, so that a batch has similar lengths",
         )
     if report.vocab_size < report.asked_vocab_size:
         yield Advice(
             problem=f"the corpus gives only {report.vocab_size:,} of the "
-            f"{report.asked_vocab_size:,} sub-words of tokenizer.vocab_size",
+            f"{report.asked_vocab_size:,} sub-words of `tokenizer.vocab_size`",
             remedy="nothing is lost, and the model has fewer parameters",
         )

@@ -21,7 +21,7 @@ from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
 from transduce.data.corpus_mixture import CorpusConfig, StageConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
-from transduce.errors import ConfigError, unknown_name
+from transduce.errors import NAME_START, ConfigError, unknown_name
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
 from transduce.settings import apply_mapping
@@ -781,8 +781,8 @@ def require_start(name: str, *, has_start: bool) -> None:
     """Raise `ConfigError` if a preset needs a trained model, but there is none."""
     if name == ADAPT and not has_start:
         raise ConfigError(
-            f"The preset {ADAPT} trains a trained model further; name the model to "
-            "start from (`transduce train --from`), or choose another preset."
+            f"The preset {ADAPT} trains a trained model further; {NAME_START}, or "
+            "choose another preset."
         )
 
 

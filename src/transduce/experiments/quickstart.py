@@ -13,7 +13,7 @@ from transduce.data.treebank import TreebankFiles, read_treebank
 from transduce.decoding.parser import ParseScore, score_parses
 from transduce.decoding.translator import load
 from transduce.device import Hardware
-from transduce.errors import CheckpointError, ConfigError, OverwriteError
+from transduce.errors import OVERWRITE, CheckpointError, ConfigError, OverwriteError
 from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import (
@@ -189,7 +189,7 @@ def require_new_quickstart(out: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise OverwriteError(
             f"{out}: the output folder must be new or empty, but is not; choose "
-            "another, or overwrite it."
+            f"another, or {OVERWRITE}."
         )
 
 

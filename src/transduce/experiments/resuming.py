@@ -15,7 +15,7 @@ from transduce.checkpoint import (
     with_search_and_shortlist_of,
 )
 from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
-from transduce.errors import CheckpointError, ConfigError, counted
+from transduce.errors import START_FROM_RUN, CheckpointError, ConfigError, counted
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import RunFolder, settings_of
@@ -146,8 +146,7 @@ def _lengthened(
     if training.schedule == "plateau" and rate < training.least_rate:
         raise ConfigError(
             f"{run}: the schedule plateau has ended the run, as its learning rate is "
-            "below `training.least_rate`; start a new run from it by `transduce "
-            "train --from`."
+            f"below `training.least_rate`; {START_FROM_RUN}."
         )
     by_reward = training.reward_steps
     if training.reward == "none" or by_reward is None:

@@ -22,7 +22,7 @@ from transduce.checkpoint import (
     save_training,
     with_search_and_shortlist_of,
 )
-from transduce.errors import CheckpointError, VersionError
+from transduce.errors import START_OVER, CheckpointError, VersionError
 from transduce.experiments.dev_corpus import DevScore, DevScoring
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import SAVED, START, RunFolder
@@ -135,7 +135,7 @@ class RunCheckpoints:
         except CheckpointError as error:
             raise CheckpointError(
                 f"{error} The run starts from this model and has no checkpoint yet; "
-                "start the run anew by `transduce train --force`."
+                f"{START_OVER}."
             ) from None
         return TrainingPoint(model, state)
 

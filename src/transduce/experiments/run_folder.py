@@ -31,6 +31,10 @@ from transduce.data.treebank import (
     DEV_TREES,
 )
 from transduce.errors import (
+    OVERWRITE,
+    RESUME,
+    START_FROM_RUN,
+    START_OVER,
     CheckpointError,
     ConfigError,
     OverwriteError,
@@ -147,8 +151,7 @@ class RunFolder:
             if _lacks_corpus(path):
                 raise CheckpointError(
                     f"{path / TRAINING}: must hold the training text of the run to "
-                    "resume, but is missing; restore it, or start another run from "
-                    "the run's model by `transduce train --from`."
+                    f"resume, but is missing; restore it, or {START_FROM_RUN}."
                 )
             raise CheckpointError(
                 f"{path}: must be a run to resume, but holds none; name another "
@@ -270,7 +273,7 @@ class RunFolder:
     def require_checkpoints(self) -> None:
         """Raise `CheckpointError` if all checkpoints of the run have been removed.
 
-        The run would begin anew, and forget its log.
+        The run would start over, and forget its log.
         """
         if newest_first(self.path):
             return
@@ -282,11 +285,7 @@ class RunFolder:
         signs = (AVERAGED, EARLIER_AVERAGES, f"{CHECKPOINTS}/{DAMAGED}*")
         if SAVED not in before and not any(any(self.path.glob(s)) for s in signs):
             return
-        remedy = "start the run anew by `transduce train --force`"
-        if self.last_model.is_dir():
-            remedy = (
-                "start another run from the run's model by `transduce train --from`"
-            )
+        remedy = START_FROM_RUN if self.last_model.is_dir() else START_OVER
         raise CheckpointError(
             f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, from "
             f"which it continues, but holds none to use; restore it, or {remedy}."
@@ -370,13 +369,12 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
     kind: type[ConfigError] = ConfigError
     remedy = "choose another"
     if is_run(path):
-        resuming = "resume that run by `transduce train --resume`"
-        remedy = f"{resuming}, or choose another folder"
+        remedy = f"{RESUME}, or choose another folder"
         # Overwriting is offered only if it is not refused afterwards.
         with suppress(ConfigError):
             require_replaceable_run(path, files.paths)
             kind = OverwriteError
-            remedy = f"{resuming}, choose another folder, or overwrite it"
+            remedy = f"{RESUME}, choose another folder, or {OVERWRITE}"
     raise kind(f"{path}: the output folder must be new or empty, but is not; {remedy}.")
 
 

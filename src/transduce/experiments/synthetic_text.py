@@ -38,6 +38,7 @@ from transduce.decoding.translator import (
     require_translation,
 )
 from transduce.errors import (
+    OVERWRITE,
     CheckpointError,
     ConfigError,
     DataError,
@@ -509,7 +510,7 @@ def record_settings(
                 f"{folder}: was begun by another version of transduce "
                 f"({recorded[BEGUN_BY].get('version')}), whose settings this one "
                 "cannot compare; continue with that version, choose another folder, or "
-                "overwrite it."
+                f"{OVERWRITE}."
             )
         first = 0
     if recorded and first == len(steps):
@@ -535,7 +536,7 @@ def _refuse_changes(
             raise OverwriteError(
                 f"{folder}: was begun with {name} {_shown(then.get(name))}, but now it "
                 f"is {_shown(now.get(name))}; give the same input, models and options, "
-                "choose another folder, or overwrite it."
+                f"choose another folder, or {OVERWRITE}."
             )
 
 

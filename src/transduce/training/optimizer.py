@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.mixture_layers import Experts
-from transduce.errors import CheckpointError, VersionError
+from transduce.errors import START_FROM_RUN, CheckpointError, VersionError
 from transduce.nn.muon import has_native_muon, matrix_size, native_muon, orthogonalized
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
@@ -388,8 +388,7 @@ def require_moments(
             raise VersionError(
                 f"The training state must hold `{missing[0]}.{name}`, but holds "
                 f"`{found[0]}.{name}`; it was saved by another version of transduce: "
-                "resume with that version, or start another run from the model by "
-                "`transduce train --from`."
+                f"resume with that version, or {START_FROM_RUN}."
             )
         raise CheckpointError(
             f"The training state must hold `{missing[0]}.{name}` of the model's shape, "

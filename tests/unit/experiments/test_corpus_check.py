@@ -406,7 +406,7 @@ def _with_training(**changes: int) -> RunConfig:
     [
         (_with_training(steps=5_000), "5,000 steps make 5,000 epochs of the corpus"),
         (_with_training(steps=5_000), "set `training.steps` to 100 for 100 epochs."),
-        (TINY, "of the 400 sub-words of tokenizer.vocab_size"),
+        (TINY, "of the 400 sub-words of `tokenizer.vocab_size`"),
     ],
 )
 def test_settings_that_do_not_fit_the_corpus_get_advice(config, problem, check):
@@ -505,7 +505,7 @@ def test_a_vocabulary_too_small_for_the_characters_is_reported(check):
     report = check([b"one"] * 300, [text.encode() for text in han])
     assert report.training.target.byte_tokens > 0
     assert "tokens are bytes of characters that are not in the" in _problems(report)
-    assert "raise tokenizer.vocab_size" in _problems(report)
+    assert "raise `tokenizer.vocab_size`" in _problems(report)
 
 
 ODD = (

@@ -132,7 +132,7 @@ def test_a_run_without_its_text_is_told_from_none(run: RunFolder, missing: str) 
     with pytest.raises(
         CheckpointError,
         match=f"^{run.path}/corpus/training: .* is missing; restore it, "
-        "or start another run from the run's model by `transduce train --from`\\.$",
+        "or start another run from the run's model\\.$",
     ):
         RunFolder.open(run.path)
 
@@ -208,15 +208,15 @@ def test_checkpoints_are_in_the_order_of_their_steps(run: RunFolder) -> None:
     [
         (
             "averaged",
-            "start another run from the run's model by `transduce train --from`",
+            "start another run from the run's model",
         ),
         (
             "averaged-00000020",
-            "start another run from the run's model by `transduce train --from`",
+            "start another run from the run's model",
         ),
         (
             "checkpoints/damaged-stopped",
-            "start the run anew by `transduce train --force`",
+            "start the run over",
         ),
     ],
 )
