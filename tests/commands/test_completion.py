@@ -78,6 +78,14 @@ def test_the_completion_is_installed_once_for_each_shell(
         assert "alias ll='ls -l'" in lines
 
 
+def test_zsh_keeps_a_last_line_without_its_end(
+    succeeds: Callable[..., str], home: Path
+) -> None:
+    (home / ".zshrc").write_text("alias ll='ls -l'")
+    succeeds("--install-completion", "--shell", "zsh")
+    assert "alias ll='ls -l'" in (home / ".zshrc").read_text().splitlines()
+
+
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
 @pytest.mark.parametrize("startup", ["", "autoload -Uz compinit\ncompinit\n"])
 def test_zsh_knows_the_completion_whether_or_not_it_has_others(

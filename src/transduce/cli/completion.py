@@ -59,11 +59,12 @@ def _load_in_zsh(script: Path) -> None:
     on: never by default, and otherwise often before the folder is added.
     """
     startup = Path(STARTUP_FILES["zsh"]).expanduser()
-    lines = startup.read_bytes().splitlines() if startup.exists() else []
-    line = LOADED_BY_ZSH.replace("{function}", script.name)
-    if line.encode() not in lines:
-        with startup.open("a", encoding="utf-8") as file:
-            file.write(f"{line}\n")
+    before = startup.read_bytes() if startup.exists() else b""
+    line = LOADED_BY_ZSH.replace("{function}", script.name).encode()
+    if line not in before.splitlines():
+        is_cut_short = before and not before.endswith(b"\n")
+        with startup.open("ab") as file:
+            file.write((b"\n" if is_cut_short else b"") + line + b"\n")
 
 
 def _this_shell() -> Shell:
