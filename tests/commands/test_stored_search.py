@@ -177,6 +177,7 @@ def test_options_for_beams_are_refused_in_greedy_search(
     [
         ("--beam-size", 4),
         ("--length-penalty", 1),
+        ("--length-penalty", 0),
         ("--device", "cpu"),
         ("--precision", "int8"),
         ("--processes", 1),

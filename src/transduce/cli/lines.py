@@ -691,7 +691,7 @@ def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
 def require_no_search(options: Mapping[str, Any], needed: str) -> None:
     """Raise `ConfigError` if search options are given to a command without search."""
     for name, value in options.items():
-        if value not in (None, False, "auto", "fp32"):
+        if value is not None and value is not False and value not in ("auto", "fp32"):
             raise ConfigError(
                 f"{_option(name)} is for a model's search, but there is no model; "
                 f"leave it out, or give {needed}."
