@@ -20,7 +20,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from transduce.machine import READ_BY_PYTORCH
+from transduce.errors import ConfigError
+from transduce.machine import READ_BY_PYTORCH, num_cores
+from transduce.settings import shown, without_numpy
 
 Result = TypeVar("Result")
 
@@ -283,6 +285,27 @@ def environment_of_python() -> dict[str, str]:
 Arguments = ParamSpec("Arguments")
 EXIT_SECONDS = 10
 """Seconds to wait for the exit code of a process that has closed its pipe."""
+
+
+def require_number_of_processes(number: object, most: int) -> None:
+    """Raise `ConfigError` for a number that this machine cannot have.
+
+    It may be up to `most`, or as large as the number of cores.
+    """
+    whole = without_numpy(number)
+    if type(whole) is not int:
+        raise ConfigError(
+            f"The number of processes must be a whole number, but is {shown(number)}."
+        )
+    if whole < 1:
+        raise ConfigError(
+            f"The number of processes must be at least 1, but is {whole}."
+        )
+    if whole > (most := max(num_cores(), most)):
+        raise ConfigError(
+            f"The number of processes must be at most {most} on this machine, but "
+            f"is {whole:,}; more processes than cores slow each other down."
+        )
 
 
 class WorkerLostError(Exception):

@@ -126,7 +126,7 @@ def test_a_model_drops_the_worst_share(
         (("--worst", "0.2"), "`worst` must be given together with a model"),
         (("--reverse-model", "x"), "`reverse_model` must be given together with"),
         (("--model", "missing"), "missing: "),
-        (("--processes", "0"), "`processes` must be at least 1, but is 0."),
+        (("--processes", "0"), "The number of processes must be at least 1, but is 0."),
         (("--dev-source", "missing"), "missing: the file cannot be read (No such"),
         (("--source-language", "English"), "A language must be a BCP 47 tag"),
     ],

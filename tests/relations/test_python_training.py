@@ -105,6 +105,7 @@ def test_observers_see_each_update(train):
         ({"preset": "parsing-wsj"}, "is for trees"),
         ({"dev_source": "dev.en"}, "must be given together"),
         ({"device": "tpu"}, "`device` must be"),
+        ({"dev_sets": [("dev.en", "dev.de")]}, "must be pairs of files by their names"),
     ],
 )
 def test_a_wrong_argument_is_a_config_error(train, changes, message):

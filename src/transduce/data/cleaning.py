@@ -40,9 +40,14 @@ from transduce.data.corpus_files import (
 )
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory, without_infinity
-from transduce.machine import num_cores, usable_cores
+from transduce.machine import usable_cores
 from transduce.metrics.scores import TargetScore
-from transduce.processes import WorkerLostError, WorkerProcess, signals_held
+from transduce.processes import (
+    WorkerLostError,
+    WorkerProcess,
+    require_number_of_processes,
+    signals_held,
+)
 from transduce.settings import require_between
 from transduce.text.corpus import GZIP_MAGIC, Line, aligned_lines, read_text
 from transduce.text.languages import LanguagesConfig, guess
@@ -213,10 +218,9 @@ def clean_corpus(
         A process was killed, or a model cannot score.
     """
     config = config or CleaningConfig()
-    cores = num_cores()
     usual = min(usable_cores().number, USUAL_PROCESSES)
     number = usual if num_processes is None else num_processes
-    require_between("processes", number, 1, max(cores, MAX_PROCESSES))
+    require_number_of_processes(number, MAX_PROCESSES)
     pairs = file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))
     _require_distinct_names((*files.source, *files.target))

@@ -28,11 +28,15 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 
 from transduce.decoding.search import Decoding, DecodingModel, Hypothesis, Sentence
-from transduce.errors import ConfigError, RequestError, TransduceWarning
-from transduce.machine import num_cores, num_threads, use_threads
+from transduce.errors import RequestError, TransduceWarning
+from transduce.machine import num_threads, use_threads
 from transduce.metrics.scores import TargetScore
-from transduce.processes import end_with_parent, signals_held, terminations
-from transduce.settings import shown, without_numpy
+from transduce.processes import (
+    end_with_parent,
+    require_number_of_processes,
+    signals_held,
+    terminations,
+)
 from transduce.text.vocabulary import EOS
 
 Searcher = TypeVar("Searcher")
@@ -326,24 +330,6 @@ def _can_fork(device: str) -> bool:
     return sys.platform == "linux" and device == "cpu"
 
 
-def require_number_of_processes(number: object) -> None:
-    """Raise `ConfigError` for a number that this machine cannot have."""
-    whole = without_numpy(number)
-    if type(whole) is not int:
-        raise ConfigError(
-            f"The number of processes must be a whole number, but is {shown(number)}."
-        )
-    if whole < 1:
-        raise ConfigError(
-            f"The number of processes must be at least 1, but is {whole}."
-        )
-    if whole > (most := max(num_cores(), MAX_PROCESSES)):
-        raise ConfigError(
-            f"The number of processes must be at most {most} on this machine, but "
-            f"is {whole:,}; more processes than cores slow each other down."
-        )
-
-
 class WorkerPool(Generic[Searcher]):
     """A searcher and forks of this process, which search for shares of a task.
 
@@ -357,7 +343,7 @@ class WorkerPool(Generic[Searcher]):
         Raises `ConfigError` if the number is below 1 or too large for the machine, and
         `RequestError` if this process cannot be forked.
         """
-        require_number_of_processes(number)
+        require_number_of_processes(number, MAX_PROCESSES)
         if number > 1 and not _can_fork(device):
             raise RequestError(
                 "Only under Linux and on a CPU can several processes search, but "

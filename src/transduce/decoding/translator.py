@@ -32,13 +32,13 @@ from transduce.decoding.native_decoder import (
     start_search,
 )
 from transduce.decoding.processes import (
+    MAX_PROCESSES,
     SearchResult,
     SearchTask,
     StepRows,
     WorkerPool,
     batch_positions,
     default_processes,
-    require_number_of_processes,
     score_pairs,
     search_in_batches,
 )
@@ -82,6 +82,7 @@ from transduce.machine import free_memory, keep_freed_memory
 from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
+from transduce.processes import require_number_of_processes
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.settings import require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
@@ -163,7 +164,7 @@ class Translator:
         precision or be used by several processes.
         """
         require_ensemble(checkpoint, others)
-        require_number_of_processes(num_processes)
+        require_number_of_processes(num_processes, MAX_PROCESSES)
         require_one_of("precision", precision, PrecisionChoice)
         self.tokenizer: Tokenizer = checkpoint.tokenizer
         """Tokenizer of all models."""

@@ -137,6 +137,11 @@ def train(
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, name)
     config = with_settings(base, settings or {})
+    if not isinstance(dev_sets, Mapping):
+        raise ConfigError(
+            "`dev_sets` must be pairs of files by their names, but are "
+            f"{shown(dev_sets)}."
+        )
     sets = [_dev_set(each, pair) for each, pair in dev_sets.items()]
     files = _with_corpora(files, config).with_dev_sets(sets)
     if out is None:

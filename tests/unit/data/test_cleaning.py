@@ -525,7 +525,7 @@ def test_files_that_cannot_be_cleaned_leave_nothing(
 
 @pytest.mark.parametrize("number", [0, 10_000])
 def test_an_impossible_number_of_processes_is_refused(clean, number: int) -> None:
-    with pytest.raises(ConfigError, match="`processes` must be at"):
+    with pytest.raises(ConfigError, match="number of processes must be at"):
         clean(PAIRS, num_processes=number)
 
 
