@@ -189,10 +189,10 @@ def reason(error: BaseException, max_length: int = 200) -> str:
     return words if len(words) <= max_length else f"{words[:max_length]}..."
 
 
-def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
+def require_new_folder(out: Path, *, overwrite: bool, made_by: str) -> None:
     """Raise `ConfigError` if an output folder holds files that would be lost.
 
-    Even `force` overwrites only a folder that the same command wrote, never a run or an
+    With `overwrite` it may be a folder that the same command wrote, never a run or an
     unknown folder. The file `.made-by` of such a folder has the words of the command,
     `made_by`, and the folder has no folders in it.
     """
@@ -203,24 +203,24 @@ def require_new_folder(out: Path, *, force: bool, made_by: str) -> None:
             "another name."
         )
     if is_there and (there := sorted(out.iterdir())):
-        _require_own(out, there, force=force, made_by=made_by)
+        _require_own(out, there, overwrite=overwrite, made_by=made_by)
     require_place(out)
 
 
 def _require_own(
-    out: Path, there: Sequence[Path], *, force: bool, made_by: str
+    out: Path, there: Sequence[Path], *, overwrite: bool, made_by: str
 ) -> None:
     """Raise `ConfigError` unless a folder with files may be overwritten."""
     maker = maker_of(out)
     is_own = maker == made_by and not any(each.is_dir() for each in there)
-    if is_own and force:
+    if is_own and overwrite:
         return
-    if not force and is_own:
+    if is_own and not overwrite:
         raise OverwriteError(
             f"{out}: the output folder must be new or empty, but is not; choose "
             f"another, or {OVERWRITE}."
         )
-    if not force:
+    if not overwrite:
         raise ConfigError(
             f"{out}: the output folder must be new or empty, but is not; choose "
             "another."

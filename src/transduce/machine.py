@@ -7,7 +7,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from ctypes import c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -458,6 +458,17 @@ def use_threads(number: int) -> None:
         os.environ["MKL_NUM_THREADS"] = str(number)
     if (library := _openmp()) is not None:
         library.omp_set_num_threads(number)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, also in PyTorch, as measurements of time should."""
+    before = num_threads()
+    use_threads(1)
+    try:
+        yield
+    finally:
+        use_threads(before)
 
 
 def respect_cpu_quota(proc: Path = PROC) -> None:

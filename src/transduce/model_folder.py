@@ -754,7 +754,7 @@ def quantize(
             f"{folder}: the output folder must be another than the model's, but is the "
             "same; choose another."
         )
-    require_new_folder(folder, force=overwrite, made_by="quantize")
+    require_new_folder(folder, overwrite=overwrite, made_by="quantize")
     stored = open_model(source)
     if stored.is_quantized:
         raise RequestError(

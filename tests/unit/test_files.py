@@ -536,10 +536,10 @@ def test_an_output_folder_where_nothing_can_be_written_is_refused(
     tmp_path, monkeypatch
 ):
     out = tmp_path / "new" / "out"
-    require_new_folder(out, force=False, made_by="split")
+    require_new_folder(out, overwrite=False, made_by="split")
     monkeypatch.setattr("os.access", lambda path, _: path != tmp_path)
     with pytest.raises(ConfigError, match=f"{out}: .* but {tmp_path} cannot be; cho"):
-        require_new_folder(out, force=False, made_by="split")
+        require_new_folder(out, overwrite=False, made_by="split")
 
 
 def test_a_mount_point_is_refused_as_an_output_folder(tmp_path, monkeypatch):
@@ -548,8 +548,8 @@ def test_a_mount_point_is_refused_as_an_output_folder(tmp_path, monkeypatch):
     new = tmp_path / "disk" / "new"
     message = f"this is a mount point; name a new folder in it, such as {new}"
     with pytest.raises(ConfigError, match=message):
-        require_new_folder(tmp_path / "disk", force=True, made_by="split")
-    require_new_folder(tmp_path / "disk" / "out", force=False, made_by="split")
+        require_new_folder(tmp_path / "disk", overwrite=True, made_by="split")
+    require_new_folder(tmp_path / "disk" / "out", overwrite=False, made_by="split")
 
 
 def test_a_file_that_is_mounted_is_refused_as_an_output(tmp_path, monkeypatch):
@@ -563,7 +563,7 @@ def test_an_output_under_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "new" / "out"
     with pytest.raises(ConfigError, match=f"{out}: .* {tmp_path / 'file'} is a file"):
-        require_new_folder(out, force=False, made_by="split")
+        require_new_folder(out, overwrite=False, made_by="split")
 
 
 def test_a_name_that_leads_through_a_missing_folder_is_refused(tmp_path):
@@ -581,8 +581,8 @@ def test_the_current_folder_is_refused_as_an_output_folder(tmp_path, monkeypatch
         with pytest.raises(ConfigError, match="another folder than the current one"):
             require_place(Path(where))
     with pytest.raises(ConfigError, match="another folder than the current one"):
-        require_new_folder(Path(), force=False, made_by="split")
-    require_new_folder(Path("new"), force=False, made_by="split")
+        require_new_folder(Path(), overwrite=False, made_by="split")
+    require_new_folder(Path("new"), overwrite=False, made_by="split")
 
 
 def test_the_leftover_of_a_file_is_cleared(tmp_path):
@@ -607,7 +607,7 @@ def test_force_names_the_command_of_another_folder_on_one_line(
     if content is not None:
         (tmp_path / ".made-by").write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        require_new_folder(tmp_path, force=True, made_by="quantize")
+        require_new_folder(tmp_path, overwrite=True, made_by="quantize")
     assert f"the same command wrote can be overwritten, but this one {said}" in str(
         caught.value
     )

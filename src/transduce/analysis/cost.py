@@ -8,8 +8,7 @@ time with each size. `path_lengths` measures whole models.
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import geometric_mean, linear_regression, median
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn import functional
 
+from transduce.machine import one_thread
 from transduce.model.attention import MultiHeadAttention
 
 LayerType = Literal[
@@ -508,7 +508,7 @@ def measure_scaling(
     it.
     """
     random, rounds, is_steady = np.random.default_rng(SEED), 0, False
-    with _one_thread(), torch.inference_mode():
+    with one_thread(), torch.inference_mode():
         tried = [[_Trial(sweep, sizes) for sizes in sweep.sizes] for sweep in sweeps]
         trials = [trial for each in tried for trial in each]
         for trial in trials:
@@ -542,13 +542,3 @@ def _halves_agree(sweep: Sweep, trials: Sequence[_Trial]) -> bool:
         for first in (0, 1)
     )
     return abs(odd - even) < STEADY
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -30,7 +30,7 @@ from cyclopts import (
 )
 
 import transduce
-from transduce.cli.help import PLAIN_HELP, PlainHelp, described
+from transduce.cli.help import PLAIN_HELP, PlainHelp, described, option_name
 from transduce.cli.terminal import (
     BoundedConsole,
     discard_output,
@@ -515,7 +515,7 @@ def _instead_of_arguments(function: Callable[..., Any]) -> str:
         return "; name text by --source and --target, or trees by --trees"
     for names in (("source", "target"), ("dev_source", "dev_target"), ("out",)):
         if all(name in options for name in names):
-            listed = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+            listed = " and ".join(map(option_name, names))
             return (
                 f"; name {'the output' if names == ('out',) else 'files'} by {listed}"
             )

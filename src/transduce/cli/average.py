@@ -46,7 +46,7 @@ def average(
         Number of newest checkpoints of a run to average; by default its setting
         training.keep_checkpoints, without those before its updates by reward.
     """
-    require_new_folder(out, force=force, made_by=COMMAND)
+    require_new_folder(out, overwrite=force, made_by=COMMAND)
     given = (checkpoint, *more)
     if last is not None and not any(map(is_run, given)):
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
+from transduce.cli.help import option_name
 from transduce.cli.lines import OutputKeptError
 from transduce.cli.terminal import (
     ProgressDisplay,
@@ -137,7 +138,7 @@ def back_translate(
 def _require_none(options: Mapping[str, Any], *, is_sampling: bool) -> None:
     """Raise `ConfigError` if an option of the other kind of decoding is given."""
     for name in _given(options):
-        option = f"--{name.replace('_', '-')}"
+        option = option_name(name)
         if is_sampling:
             raise ConfigError(f"{option} has no effect with --sampling; leave it out.")
         raise ConfigError(f"{option} needs --sampling, which is not given; add it.")

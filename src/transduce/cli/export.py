@@ -58,7 +58,7 @@ def export(
         default sentences of the built-in corpus, in the model's source language if that
         is English, German or Chinese, otherwise in English.
     """
-    require_new_folder(out, force=force, made_by=f"export --to {to}")
+    require_new_folder(out, overwrite=force, made_by=f"export --to {to}")
     checkpoint = load_model(model)
     sentences = proof_sentences(sample, checkpoint.source_language)
     with packages_for(f"Export to {to}", "export"):

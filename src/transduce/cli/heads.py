@@ -73,7 +73,7 @@ def heads(
     """
     require_between("--sentences", sentences, 1, MAX_SENTENCES)
     require_both(source, target)
-    require_new_folder(out, force=force, made_by="heads")
+    require_new_folder(out, overwrite=force, made_by="heads")
     translator = load(model, device=device)
     if target:
         translator = into_language_of(translator, model, target)

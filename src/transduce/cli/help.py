@@ -190,6 +190,11 @@ class UnresolvedError(LookupError):
     """A name in a signature is neither an import nor a plain assignment."""
 
 
+def option_name(parameter: str) -> str:
+    """Return the option of a command's parameter, such as --dev-source."""
+    return f"--{parameter.strip('_').replace('_', '-')}"
+
+
 def described(reference: str) -> Callable[..., Any] | str:
     """Return a function with the signature and docstring of "module:function".
 

@@ -54,7 +54,7 @@ def import_(
     target_language
         Target language. A model with several has none by default.
     """
-    require_new_folder(out, force=force, made_by="import")
+    require_new_folder(out, overwrite=force, made_by="import")
     languages = LanguagesConfig(source=source_language, target=target_language)
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):

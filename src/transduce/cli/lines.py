@@ -28,6 +28,7 @@ from transduce.cli.files import (
     unwritable_as_data_error,
     writer,
 )
+from transduce.cli.help import option_name
 from transduce.cli.terminal import counted_lines, print_message, warn
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
@@ -678,7 +679,7 @@ def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
     said = []
     if config.beam_size == 1:
         said = [
-            f"{_option(name)} changes only the scores, not the translations, of a "
+            f"{option_name(name)} changes only the scores, not the translations, of a "
             "greedy search (beam size 1)."
             for name in ("length_penalty", "penalty")
             if options.get(name) is not None
@@ -693,10 +694,6 @@ def require_no_search(options: Mapping[str, Any], needed: str) -> None:
     for name, value in options.items():
         if value is not None and value is not False and value not in ("auto", "fp32"):
             raise ConfigError(
-                f"{_option(name)} is for a model's search, but there is no model; "
+                f"{option_name(name)} is for a model's search, but there is no model; "
                 f"leave it out, or give {needed}."
             )
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -24,6 +24,7 @@ from transduce.cli.experiments import (
     require_all_done,
 )
 from transduce.cli.files import Files, Force, finish_report
+from transduce.cli.help import option_name
 from transduce.cli.options import Assignments, changed_by_options, require_distinct
 from transduce.cli.table2 import (
     MachineOptions,
@@ -100,7 +101,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     """
     if max_rounds < 1:
         raise ConfigError(f"--max-rounds must be at least 1, but is {max_rounds}.")
-    require_new_folder(out, force=force, made_by="reproduce table1")
+    require_new_folder(out, overwrite=force, made_by="reproduce table1")
     keep_freed_memory()  # otherwise each turn would measure page faults as well
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
     with error_console().status("Starting...") as status:
@@ -265,7 +266,7 @@ def table2(
     )
     require_distinct("--presets", presets)
     named = LanguagesConfig(target=language).target or guess_all(reference)
-    require_new_folder(out, force=force, made_by="reproduce table2")
+    require_new_folder(out, overwrite=force, made_by="reproduce table2")
     table = place_runs(
         runs,
         (source, reference),
@@ -294,7 +295,7 @@ def _require_defaults(mode: str, **values: object) -> None:
     }
     for name, value in values.items():
         if value != defaults[name]:
-            option = OPTIONS.get(name, f"--{name.replace('_', '-')}")
+            option = OPTIONS.get(name, option_name(name))
             raise ConfigError(f"{option} has no effect {mode}; leave it out.")
 
 
@@ -457,7 +458,7 @@ def table4(
         raise ConfigError(
             "F1 is meaningless without its test set; name it by --treebank and --split."
         )
-    require_new_folder(out, force=force, made_by="reproduce table4")
+    require_new_folder(out, overwrite=force, made_by="reproduce table4")
     given: dict[Setting, Pairs] = {
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,

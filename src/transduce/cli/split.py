@@ -60,7 +60,7 @@ def split(
     if not source:
         raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     require_without(out, (*source, *target))
-    require_new_folder(out, force=force, made_by="split")
+    require_new_folder(out, overwrite=force, made_by="split")
     read_through(source, target)
     sizes = [_usual(source, target) if dev is None else dev]
     sizes += [] if test is None else [test]

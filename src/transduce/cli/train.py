@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
+from transduce.cli.help import option_name
 from transduce.cli.launching import (
     end_with_launcher,
     errors_printed_once,
@@ -348,7 +349,7 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
     """Return the command line of `transduce train` with these options."""
     command = [*PYTHON, "-m", "transduce", "train"]
     for name, value in options.items():
-        option = f"--{name.strip('_').replace('_', '-')}"
+        option = option_name(name)
         if value is True:
             command.append(option)
         elif isinstance(value, tuple):

@@ -102,7 +102,7 @@ def clean(
     )
     if not files.source or not files.target:
         raise ConfigError("Both sides of a corpus must be given, but are not.")
-    require_new_folder(Path(out), force=overwrite, made_by="clean")
+    require_new_folder(Path(out), overwrite=overwrite, made_by="clean")
     require_without(Path(out), files.paths)
     if worst and config is not None and not config.has("low-score"):
         raise ConfigError(

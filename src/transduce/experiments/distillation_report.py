@@ -3,7 +3,6 @@
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -16,7 +15,7 @@ from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, counted
 from transduce.files import atomic_directory
-from transduce.machine import describe_processor, num_threads, use_threads
+from transduce.machine import describe_processor, one_thread
 from transduce.metrics.scores import choose_tokenization, corpus_bleu, corpus_chrf
 from transduce.model_folder import find_model, open_model, quantize
 from transduce.report.report import (
@@ -274,7 +273,7 @@ def _seconds_by_turns(
     Processor time is measured, so other programs hardly matter.
     """
     taken: dict[str, list[float]] = {each.label: [] for each in systems}
-    with _one_thread():
+    with one_thread():
         loaded = {each.label: (each.load("cpu"), each.search) for each in systems}
         for translator, search in loaded.values():  # warm up
             list(translator.translate_stream(lines[:1], search))
@@ -286,16 +285,6 @@ def _seconds_by_turns(
                 list(translator.translate_stream(lines, search))
                 taken[label].append(time.process_time() - started)
     return {label: max(median(each), 1e-9) for label, each in taken.items()}
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = num_threads()
-    use_threads(1)
-    try:
-        yield
-    finally:
-        use_threads(before)
 
 
 def write_report(

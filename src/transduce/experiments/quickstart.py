@@ -205,7 +205,7 @@ def _require_quickstart(out: Path) -> None:
             f"{out}: only a quickstart can be overwritten by another, but the folder "
             "holds something else; choose another."
         )
-    require_new_folder(corpus, force=True, made_by="quickstart")
+    require_new_folder(corpus, overwrite=True, made_by="quickstart")
     if not run.exists():
         return
     if not _is_trained_on(run, corpus):

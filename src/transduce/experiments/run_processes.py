@@ -30,6 +30,7 @@ from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFold
 from transduce.files import LEFTOVERS, atomic_file, path_lock, read_json
 from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
+from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
@@ -204,6 +205,21 @@ def _portable(names: Sequence[str], folder: Path) -> list[str]:
     ]
 
 
+def described_files(files: Mapping[str, Sequence[str]]) -> str:
+    """Describe a record's files for a report: "source: my.en; target: my.de"."""
+    return "; ".join(
+        f"{part.replace('_', ' ')}: {', '.join(Path(name).name for name in names)}"
+        for part, names in files.items()
+    )
+
+
+def failed_runs(failures: Mapping[str, str]) -> Section:
+    """Return the section of a report about the runs that failed, with the reasons."""
+    heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
+    table = Table(columns=heads, rows=tuple(failures.items()))
+    return Section(title="Runs that failed", parts=(table,))
+
+
 def kept_precision(precision: Precision, recorded: object) -> Precision:
     """Return the precision of an earlier command's record for "auto", if it has one.
 
@@ -325,7 +341,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
         new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def has_prepared_corpus(folder: Path) -> bool:
+def _has_prepared_corpus(folder: Path) -> bool:
     """Whether a run of an experiment has prepared the corpus, which others share."""
     return any((folder / RUNS).glob(f"*/{RUN_CONFIG}"))
 
@@ -400,9 +416,7 @@ class Experiment(Protocol):
     """An experiment, as far as its processes are concerned."""
 
     @property
-    def is_prepared(self) -> bool:
-        """Whether a run has prepared the corpus, which the others then share."""
-        ...
+    def folder(self) -> Path: ...
 
     def next_command(self, run: Any) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
@@ -510,7 +524,8 @@ class Workers:
 
         The first run is alone until it has prepared the corpus, which all share.
         """
-        return bool(self._free) and (self._experiment.is_prepared or not self.running)
+        is_prepared = _has_prepared_corpus(self._experiment.folder)
+        return bool(self._free) and (is_prepared or not self.running)
 
     def is_done(self, run: Run) -> bool:
         """Whether nothing is left to do for a run."""

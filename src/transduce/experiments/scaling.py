@@ -25,7 +25,6 @@ from transduce.experiments.run_processes import (
     PresetRun,
     command_line,
     experiment_record,
-    has_prepared_corpus,
     read_record,
     require_same_experiment,
     require_same_settings,
@@ -216,11 +215,6 @@ class ScalingExperiment:
         if path.is_file():
             _require_same(path, read_record(path), record)
         write_record(path, record)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether a run has prepared the corpus, which all others then share."""
-        return has_prepared_corpus(self.folder)
 
     def next_command(self, run: ScoresRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""

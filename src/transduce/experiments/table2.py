@@ -32,6 +32,7 @@ from transduce.errors import (
 from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.presets import ADAPT, RunConfig, preset
 from transduce.experiments.run_folder import RunFolder, is_run
+from transduce.experiments.run_processes import described_files, failed_runs
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,
@@ -547,7 +548,7 @@ def trained_report(table: TrainedTable2) -> Report:
     if table.paths:
         sections.append(Section(title="Path lengths", parts=_paths(table.paths)))
     if table.failures:
-        sections.append(_failed(table.failures))
+        sections.append(failed_runs(table.failures))
     sections.append(Section(title="Data and settings", parts=_settings(table)))
     return Report(
         title="Table 2: the paper's systems, trained", sections=tuple(sections)
@@ -718,17 +719,7 @@ def _length(number: int | None) -> str:
     return NOT_SHOWN if number is None else str(number)
 
 
-def _failed(failures: Mapping[str, str]) -> Section:
-    heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
-    table = Table(columns=heads, rows=tuple(failures.items()))
-    return Section(title="Runs that failed", parts=(table,))
-
-
 def _settings(table: TrainedTable2) -> tuple[Part, ...]:
-    texts = "; ".join(
-        f"{part.replace('_', ' ')}: {', '.join(Path(name).name for name in names)}"
-        for part, names in table.files.items()
-    )
     heads = (Column(name="setting", is_text=True), Column(name="value", is_text=True))
     recipes = [
         Table(
@@ -739,7 +730,8 @@ def _settings(table: TrainedTable2) -> tuple[Part, ...]:
         for system, changed in table.recipes.items()
     ]
     return (
-        f"{texts}. {_computing(table)} {counted(len(table.results), 'row')}.",
+        f"{described_files(table.files)}. {_computing(table)} "
+        f"{counted(len(table.results), 'row')}.",
         *recipes,
     )
 

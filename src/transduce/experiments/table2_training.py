@@ -48,7 +48,6 @@ from transduce.experiments.run_processes import (
     command_line,
     damaged_record,
     experiment_record,
-    has_prepared_corpus,
     read_record,
     require_same_experiment,
     require_same_settings,
@@ -389,11 +388,6 @@ class SystemExperiment:
             for name in ("systems", "tests"):
                 record[name] = {**known.get(name, {}), **record[name]}
         write_record(path, record)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether a run has prepared the corpus, which similar ones then share."""
-        return has_prepared_corpus(self.folder)
 
     def next_command(self, run: SystemRun | EnsembleRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""

@@ -26,8 +26,9 @@ from transduce.experiments.run_processes import (
     PresetRun,
     changes,
     command_line,
+    described_files,
     experiment_record,
-    has_prepared_corpus,
+    failed_runs,
     read_record,
     require_same_experiment,
     require_same_settings,
@@ -271,11 +272,6 @@ class Experiment:
         if path.is_file():
             _require_same(path, read_record(path), record)
         write_record(path, record)
-
-    @property
-    def is_prepared(self) -> bool:
-        """Whether a run has prepared the corpus, which all others then share."""
-        return has_prepared_corpus(self.folder)
 
     def next_command(self, run: RowRun) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
@@ -536,7 +532,7 @@ def as_report(table: Table3) -> Report:
         sections=(
             Section(title="Differences from base", parts=_differences(table.rows)),
             Section(title="Results by row", parts=_figures(table)),
-            *([_failed(table)] if table.failures else []),
+            *([failed_runs(table.failures)] if table.failures else []),
             Section(title="Data and settings", parts=_settings(table)),
         ),
     )
@@ -645,17 +641,7 @@ def _figure_table(rows: Sequence[RowResult]) -> Table:
     return Table(columns=(*heads, seeds), rows=cells)
 
 
-def _failed(table: Table3) -> Section:
-    heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
-    failures = Table(columns=heads, rows=tuple(table.failures.items()))
-    return Section(title="Runs that failed", parts=(failures,))
-
-
 def _settings(table: Table3) -> tuple[Part, ...]:
-    texts = "; ".join(
-        f"{part.replace('_', ' ')}: {', '.join(Path(name).name for name in names)}"
-        for part, names in table.files.items()
-    )
     changed = tuple(
         (row.row, ", ".join(f"{name}={value}" for name, value in row.changes.items()))
         for row in table.rows
@@ -663,8 +649,9 @@ def _settings(table: Table3) -> tuple[Part, ...]:
     )
     heads = (Column(name="row", is_text=True), Column(name="change", is_text=True))
     return (
-        f"{texts}. The training text has {counted(table.num_pairs, 'pair')}, the dev "
-        f"text {counted(table.num_sentences, 'sentence')}. Matrix products in "
+        f"{described_files(table.files)}. The training text has "
+        f"{counted(table.num_pairs, 'pair')}, the dev text "
+        f"{counted(table.num_sentences, 'sentence')}. Matrix products in "
         f"{table.precision}.",
         WHY_ROWS_DIFFER,
         _base(table),
