@@ -90,7 +90,7 @@ ffi, _library = load(library_folder())
 
 
 class Work(NamedTuple):
-    """Work of the library, for the message if memory is lacking."""
+    """Work of the library, as errors name it, and the remedy for lack of memory."""
 
     name: str
     remedy: str

@@ -113,9 +113,9 @@ def apply_assignments(
 ) -> Config:
     """Change single settings, each given as `key=value` with the value in TOML.
 
-    `where` begins the messages of `ConfigError`, as in `apply_mapping`.
-    The last value of a setting counts, so that options added to a command override
-    those before. Settings are checked together: otherwise their order has no effect.
+    The last value of a setting counts, so that an option added to a command overrides
+    those before. Apart from that their order has no effect, as they are checked
+    together. `where` begins the messages of `ConfigError`, as in `apply_mapping`.
     """
     changes: dict[str, Any] = {}
     for name, value in assigned_values(assignments):

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.cli.export import NUM_SENTENCES, OUTLANDISH, Target, proof_sentences
+from transduce.cli.export import NUM_SENTENCES, UNUSUAL_TEXT, Target, proof_sentences
 from transduce.errors import missing_package
 from transduce.files import MADE_BY
 from transduce.machine import processor_flags
@@ -200,7 +200,7 @@ def test_the_proof_uses_sentences_in_the_models_language(
     language: str | None, pattern: str
 ) -> None:
     odd, *sentences = proof_sentences(None, language)
-    assert odd == OUTLANDISH
+    assert odd == UNUSUAL_TEXT
     assert len(sentences) == NUM_SENTENCES
     assert sum(bool(re.fullmatch(pattern, each, re.I)) for each in sentences) >= 4
 

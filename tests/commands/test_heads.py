@@ -64,13 +64,13 @@ def test_a_corpus_for_another_task_is_refused(
 ) -> None:
     out = ("--out", tmp_path / "heads")
     assert refuses("heads", model, "--trees", "bank", *out) == (
-        "The corpus of a model that translates must be given by --source and --target, "
-        "but is given otherwise: bank."
+        "bank: the corpus of a model that translates must be given by --source and "
+        "--target, but this file is given by another option."
     )
     pairs = ("--source", "text", "--target", "text")
     assert refuses("heads", parsing_model, *pairs, *out) == (
-        "The corpus of a model that parses must be given by --trees, but is given "
-        "otherwise: text."
+        "text: the corpus of a model that parses must be given by --trees, but this "
+        "file is given by another option."
     )
 
 

@@ -214,7 +214,7 @@ def test_a_corpus_without_one_of_its_sides_is_refused(
     )
     missing = tmp_path / "missing"
     assert refuses(*out, *files[:-1], missing) == (
-        f"{missing}: a corpus must be a file, but there is none."
+        f"{missing}: a corpus must be a file, but is none."
     )
     assert "did you mean `multi30k`" in refuses(*out, "--corpus", "multi30")
     assert not (tmp_path / "out").exists()

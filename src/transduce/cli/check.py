@@ -41,8 +41,8 @@ from transduce.experiments.corpus_check import (
     preset_for,
 )
 from transduce.experiments.corpus_survey import (
-    Finding,
     LengthBin,
+    Occurrences,
     Overlap,
     PairReport,
     SideReport,
@@ -430,7 +430,7 @@ def _pair_counts(pairs: PairReport) -> dict[str, int]:
     }
 
 
-def _pair_findings(pairs: PairReport) -> dict[str, Finding]:
+def _pair_findings(pairs: PairReport) -> dict[str, Occurrences]:
     return {
         "left out, source empty": pairs.empty_source,
         "left out, target empty": pairs.empty_target,
@@ -447,7 +447,7 @@ def _places(
 ) -> dict[str, tuple[str, ...]]:
     """Return the places of the first findings, by kind."""
     places: dict[str, tuple[str, ...]] = {}
-    findings: dict[str, Finding] = {}
+    findings: dict[str, Occurrences] = {}
     for name, side in _named_sides(splits):
         if side.longest_place:
             label = f"{name}, longest line: {counted(side.longest, 'token')}"
@@ -470,6 +470,6 @@ def _named_sides(splits: Mapping[str, SplitReport]) -> Iterator[tuple[str, SideR
         yield f"{name} target", split.target
 
 
-def _examples(finding: Finding) -> tuple[str, ...]:
+def _examples(finding: Occurrences) -> tuple[str, ...]:
     rest = finding.count - len(finding.examples)
     return (*finding.examples, f"and {rest:,} more") if rest else finding.examples

@@ -155,7 +155,7 @@ def distill(
         target_language=target_language,
         dev_source=dev_source,
         dev_target=dev_target,
-        tests=tuple(EvaluationText.of(one, other) for one, other in test),
+        tests=tuple(EvaluationText.of(*files) for files in test),
         vocabulary=vocabulary,
         search=search,
         num_best=num_best,

@@ -78,7 +78,7 @@ class ExperimentDisplay(ProgressDisplay):
         self._has_begun = False
 
     def went_on(self, progress: ExperimentProgress) -> None:
-        """Start counting from existing results."""
+        """Show the progress; the first call begins the display at existing results."""
         if not self._has_begun:
             self.begin(progress.steps, self._num_steps)
             self._has_begun = True
@@ -100,7 +100,7 @@ def corpus_files(
         )
     for path in (path for side in sides for path in side):
         if not path.is_file():
-            raise DataError(f"{path}: a corpus must be a file, but there is none.")
+            raise DataError(f"{path}: a corpus must be a file, but is none.")
     return CorpusFiles(
         source=source, target=target, dev_source=dev_source, dev_target=dev_target
     )

@@ -18,8 +18,8 @@ MODULES = {"marian": "marian_export", "marian-npz": "marian_npz_export"}
 """Modules of `transduce.interop` with another name than the target."""
 NUM_SENTENCES = 6
 """Number of sentences of the built-in grammar."""
-OUTLANDISH = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
-"""Text that few tokenizers have seen."""
+UNUSUAL_TEXT = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
+"""Text of rare characters and special tokens, where tokenizers differ most."""
 
 
 def export(
@@ -79,7 +79,7 @@ def proof_sentences(sample: Path | None, language: str | None) -> list[str]:
     The latter are in `language`, a BCP 47 tag, or in English if the corpus lacks it.
     """
     if sample is None:
-        return [OUTLANDISH, *_built_in(None if language is None else base(language))]
+        return [UNUSUAL_TEXT, *_built_in(None if language is None else base(language))]
     sentences = [line for line in read_text([sample]) if line.strip()]
     if not sentences:
         raise ConfigError(

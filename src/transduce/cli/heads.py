@@ -81,10 +81,10 @@ def heads(
     annotated = None
     with error_console().status("Reading...") as status:
         if translator.symbols is not None:
-            _refuse(source, "parses", "--trees")
+            _require_none(source, "parses", "--trees")
             corpus = tree_pairs(translator.symbols, _trees(trees, sentences))
         else:
-            _refuse(trees, "translates", "--source and --target")
+            _require_none(trees, "translates", "--source and --target")
             corpus = list(islice(read_pairs(source, target), sentences))
             if source:
                 require_text(source[0], (pair.source for pair in corpus))
@@ -103,11 +103,12 @@ def heads(
     finish_report(report, figures, out, "heads", overwrite=force)
 
 
-def _refuse(files: Files, does: str, options: str) -> None:
+def _require_none(files: Files, does: str, options: str) -> None:
+    """Raise `ConfigError` if files of the other task are given."""
     if files:
         raise ConfigError(
-            f"The corpus of a model that {does} must be given by {options}, but is "
-            f"given otherwise: {files[0]}."
+            f"{files[0]}: the corpus of a model that {does} must be given by {options},"
+            " but this file is given by another option."
         )
 
 

@@ -507,9 +507,9 @@ class _PendingPart:
         )
 
 
-def default_processes(processes_here: int) -> int:
-    """Return how many processes augment for each of the trainings on this machine."""
-    most = num_cores() // (CORES_PER_PROCESS * processes_here)
+def processes_per_training(trainings_here: int) -> int:
+    """Return how many processes augment for each training process on this machine."""
+    most = num_cores() // (CORES_PER_PROCESS * trainings_here)
     return max(min(most, MAX_PROCESSES), 1)
 
 

@@ -257,8 +257,8 @@ def _mapped(path: Path, kind: np.dtype[Any]) -> np.ndarray:
 
 def _damaged(folder: Path, side: str, fault: str) -> DataError:
     return DataError(
-        f"{folder}: the encoded corpus is missing or damaged ({side}: {fault}); begin "
-        "the run anew in another folder."
+        f"{folder}: the encoded corpus is missing or damaged ({side}: {fault}); start "
+        "a new run in another folder."
     )
 
 

@@ -541,7 +541,7 @@ def write_split(
     choice: Choice,
     outputs: Sequence[tuple[Path, Path]],
 ) -> list[int]:
-    """Write training text and the held-out parts; the number of pairs of each.
+    """Write training text and held-out parts; return the number of pairs of each.
 
     Several pairs may have one held-out source: the first with a translation is written,
     and the others are dropped. The first output is that of training. Pairs of a part

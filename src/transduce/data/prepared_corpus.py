@@ -705,5 +705,5 @@ def corpus_sizes(folder: Path, names: Sequence[str], num_pairs: int) -> tuple[in
     except (AttributeError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / PREPARATION}: must hold the number of pairs of each corpus, "
-            "but does not; restore the file, or begin the run anew in another folder."
+            "but does not; restore the file, or start a new run in another folder."
         ) from None

@@ -300,7 +300,8 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
     """Read gold and predicted trees unchanged, in order.
 
     Raises `DataError` unless there is a prediction for each gold tree, and at least
-    one."""
+    one.
+    """
     require_one_standard_input([gold, predicted])
     gold_trees, trees = (
         list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)

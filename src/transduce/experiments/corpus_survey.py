@@ -74,7 +74,7 @@ ROW = np.dtype(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Occurrences:
     """Number of occurrences, with the first places."""
 
     count: int
@@ -82,7 +82,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilePair:
+class AlignedFiles:
     """Source file and target file, aligned line by line."""
 
     source: Path
@@ -120,9 +120,9 @@ class SideReport:
     """Length of the longest line in tokens."""
     longest_place: str
     """File and line of the longest line; empty if all lines are empty."""
-    invalid: Finding
+    invalid: Occurrences
     """Lines that are not UTF-8, or contain a NUL byte."""
-    suspicious: dict[str, Finding]
+    suspicious: dict[str, Occurrences]
     """Lines with suspicious characters, by their kind."""
 
 
@@ -146,14 +146,14 @@ class PairReport:
     """Pairs with a line that training refuses to read."""
     kept: int
     """Pairs that training would use."""
-    empty_source: Finding
-    empty_target: Finding
-    empty_both: Finding
-    overlong: Finding
-    lopsided: Finding
-    identical: Finding
+    empty_source: Occurrences
+    empty_target: Occurrences
+    empty_both: Occurrences
+    overlong: Occurrences
+    lopsided: Occurrences
+    identical: Occurrences
     """Pairs whose two sides are the same text."""
-    repeated: Finding
+    repeated: Occurrences
     """Pairs that occurred before."""
     ambiguous_sources: int
     """Sources with several different targets."""
@@ -166,7 +166,7 @@ class SplitReport:
     source: SideReport
     target: SideReport
     pairs: PairReport
-    unequal: tuple[FilePair, ...]
+    unequal: tuple[AlignedFiles, ...]
     """Files whose line counts differ."""
     lengths: tuple[LengthBin, ...]
 
@@ -175,8 +175,8 @@ class SplitReport:
 class Overlap:
     """Dev pairs and dev sources that also occur in the training corpus."""
 
-    pairs: Finding
-    sources: Finding
+    pairs: Occurrences
+    sources: Occurrences
 
 
 class Tally:
@@ -192,9 +192,9 @@ class Tally:
         if len(self._examples) < NUM_EXAMPLES:
             self._examples.append(example)
 
-    def finding(self) -> Finding:
+    def finding(self) -> Occurrences:
         """Count and examples so far."""
-        return Finding(count=self._count, examples=tuple(self._examples))
+        return Occurrences(count=self._count, examples=tuple(self._examples))
 
 
 class SideCounts:
@@ -245,7 +245,7 @@ class CorpusReader:
     def __init__(self) -> None:
         self.source = SideCounts()
         self.target = SideCounts()
-        self.files: list[FilePair] = []
+        self.files: list[AlignedFiles] = []
         self._position = 0
 
     def pairs(
@@ -264,7 +264,7 @@ class CorpusReader:
             before = (self.source.num_lines, self.target.num_lines, self._position)
             yield from self._pairs_of(source, target)
             self.files.append(
-                FilePair(
+                AlignedFiles(
                     source=source,
                     target=target,
                     source_lines=self.source.num_lines - before[0],
@@ -290,7 +290,7 @@ class CorpusReader:
 class Survey:
     """Files, counts and valid pairs of a corpus."""
 
-    files: tuple[FilePair, ...]
+    files: tuple[AlignedFiles, ...]
     source: SideCounts
     target: SideCounts
     rows: Shaped[np.ndarray, " pairs"]
@@ -312,10 +312,10 @@ class Survey:
 
     def finding(
         self, is_found: Bool[np.ndarray, " pairs"], side: Side = "source"
-    ) -> Finding:
+    ) -> Occurrences:
         """Number of rows of a mask, with the places of the first."""
         first = np.flatnonzero(is_found)[:NUM_EXAMPLES].tolist()
-        return Finding(
+        return Occurrences(
             count=int(is_found.sum()),
             examples=tuple(self.place(row, side) for row in first),
         )
@@ -409,14 +409,14 @@ def _is_lopsided(rows: Shaped[np.ndarray, " pairs"]) -> Bool[np.ndarray, " pairs
     return (longer > LOPSIDED_RATIO * shorter) & (longer - shorter >= LOPSIDED_TOKENS)
 
 
-def _repeated(survey: Survey) -> Finding:
+def _repeated(survey: Survey) -> Occurrences:
     """Rows whose pair occurred before."""
     _, first, which = np.unique(
         survey.pair_digests(), return_index=True, return_inverse=True
     )
     first = first[which]  # for each row, the first one with the same pair
     repeats = np.flatnonzero(first != np.arange(len(first)))
-    return Finding(
+    return Occurrences(
         count=len(repeats),
         examples=tuple(
             f"{survey.place(row)} repeats {survey.place(int(first[row]))}"
@@ -450,11 +450,11 @@ def _found_in_training(
     dev: Survey,
     known: Integer[np.ndarray, " training"],
     digests: Integer[np.ndarray, " dev"],
-) -> Finding:
+) -> Occurrences:
     """Dev rows whose digest occurs in training."""
     rows = np.flatnonzero(np.isin(digests, known))
     first = [int(np.argmax(known == digests[row])) for row in rows[:NUM_EXAMPLES]]
-    return Finding(
+    return Occurrences(
         count=len(rows),
         examples=tuple(
             f"{dev.place(row)} is {training.place(place)}"
@@ -490,7 +490,7 @@ def survey_prepared(
     The texts are not read again: equal ids mean equal texts. `has_bytes` says whether
     the vocabulary has bytes.
     """
-    files = FilePair(
+    files = AlignedFiles(
         source=Path(),
         target=Path(),
         source_lines=counts.total,
@@ -524,9 +524,10 @@ def survey_prepared(
 def _prepared_rows(
     dataset: Dataset, counts: PairCounts
 ) -> Shaped[np.ndarray, " pairs"]:
-    """Return the rows of a survey: first the kept pairs, then the empty, the overlong.
+    """Return a row for each pair: the kept ones, then the empty, then the overlong.
 
-    A prepared corpus has the ids of the kept pairs only, and the number of the others.
+    A prepared corpus has the ids of the kept pairs only, so that just the number of the
+    others is known.
     """
     first_overlong = counts.kept + counts.empty
     rows = np.zeros(counts.total, dtype=ROW)

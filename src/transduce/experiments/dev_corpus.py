@@ -89,8 +89,9 @@ class DevScore:
 
     def dropped_for(self, best: "DevScore") -> str:
         """Message that this average is dropped for a better checkpoint."""
-        one = "checkpoint" if best.step else "start"
-        return f"{self._comparison(best, 'does worse')}. The {one} is the run's model."
+        chosen = "checkpoint" if best.step else "start"
+        comparison = self._comparison(best, "does worse")
+        return f"{comparison}. The {chosen} is the run's model."
 
     def kept_despite(self, best: "DevScore", *, by_loss: bool) -> str | None:
         """Message that this average is kept although a checkpoint ranks above it.
@@ -333,8 +334,8 @@ def _dev_text(folder: Path) -> tuple[list[str], list[str]]:
 
 def _damaged_text(folder: Path, fault: str) -> DataError:
     return DataError(
-        f"{folder}: the text of the dev corpus is missing or damaged ({fault}); begin "
-        "the run anew in another folder."
+        f"{folder}: the text of the dev corpus is missing or damaged ({fault}); start "
+        "a new run in another folder."
     )
 
 
@@ -461,18 +462,18 @@ class DevScoring:
 
     def is_chosen(self, best: DevScore, average: DevScore) -> bool:
         """Whether the best checkpoint is the run's model in place of the average."""
-        history, one, other = self._history(average.step), best.entry(), average.entry()
+        history, ours, mean = self._history(average.step), best.entry(), average.entry()
         # Updates by reward may raise the loss, so the score alone decides among them.
         if self._training.is_by_reward(average.step):
-            return history.beats_by_score(one, other)
-        return history.beats_clearly(one, other)
+            return history.beats_by_score(ours, mean)
+        return history.beats_clearly(ours, mean)
 
     def kept_despite(self, best: DevScore, average: DevScore) -> str | None:
         """Message that the average is kept although a checkpoint ranks above it."""
-        history, one, other = self._history(average.step), best.entry(), average.entry()
-        if not history.beats(one, other):
+        history, ours, mean = self._history(average.step), best.entry(), average.entry()
+        if not history.beats(ours, mean):
             return None
-        return average.kept_despite(best, by_loss=history.ranks_by_loss(one, other))
+        return average.kept_despite(best, by_loss=history.ranks_by_loss(ours, mean))
 
     def _history(self, step: int) -> DevHistory:
         """Dev scores of the checkpoints of a phase: by likelihood, or by reward.

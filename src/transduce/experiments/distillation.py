@@ -173,9 +173,14 @@ class DistillationPlan:
 class DistillationObserver(Protocol):
     """Callbacks for the steps of a distillation besides the training."""
 
-    def translated(self, done: int, total: int) -> None: ...
-    def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None: ...
-    def measuring(self, what: str) -> None: ...
+    def translated(self, done: int, total: int) -> None:
+        """Report the number of sentences translated so far, and of all."""
+
+    def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None:
+        """Report the size of the input, and the pairs by what became of them."""
+
+    def measuring(self, what: str) -> None:
+        """Report what is measured next, after the training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +302,10 @@ def distill(
         target_language=target_language,
         dev_source=paths_of(dev_source),
         dev_target=paths_of(dev_target),
-        tests=tuple(EvaluationText.of(Path(one), Path(other)) for one, other in tests),
+        tests=tuple(
+            EvaluationText.of(Path(source), Path(reference))
+            for source, reference in tests
+        ),
         vocabulary=vocabulary,
         search=search,
         num_best=num_best,
@@ -403,7 +411,7 @@ class _Steps:
         hardware: Hardware,
         translator: Translator,
     ) -> None:
-        """The settings of the training are checked before the long translation."""
+        """Check the settings of the training, before the long translation."""
         self._out = out
         self._hardware = hardware
         self._translator = translator

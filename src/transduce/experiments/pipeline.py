@@ -454,7 +454,10 @@ def _no_patience(training: TrainingConfig) -> str:
 def _advice(
     folder: RunFolder, report: CorpusReport, request: _RunRequest
 ) -> tuple[Advice, ...]:
-    """Warnings about the prepared corpus; `ConfigError` if unchosen settings misfit."""
+    """Warnings about the prepared corpus.
+
+    Raises `ConfigError` if the default settings do not fit it.
+    """
     task, start = request.files.task, request.start
     if start is not None:
         report = without_preset(report)
@@ -817,11 +820,13 @@ class _RunTraining:
             trainer.decay_at_plateau(self._processes.all_reduce_min(known, device))
 
     def _is_over(self, trainer: Trainer) -> bool:
-        """Whether the run is to end early: its patience or its rate is spent."""
-        is_first = self._processes.is_first
-        if trainer.is_rate_spent:
-            return True
-        return is_first and self._scoring.is_patience_spent(trainer.progress.step)
+        """Whether the run is to end early: its rate or its patience is spent.
+
+        Only the first process scores checkpoints, and so knows the patience.
+        """
+        if trainer.is_rate_spent or not self._processes.is_first:
+            return trainer.is_rate_spent
+        return self._scoring.is_patience_spent(trainer.progress.step)
 
     def _finish(self, trainer: Trainer) -> RunResult:
         """Save the run's model, and log and report its scores."""

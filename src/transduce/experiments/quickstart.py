@@ -84,7 +84,7 @@ def run_quickstart(
     """Train on the built-in corpus, translate its test sentences and score them.
 
     Raises `ConfigError` if `out` is neither new nor empty, nor with `overwrite` an
-    older quickstart. That stays until the new one begins to train.
+    older quickstart, whose run stays until the new one begins to train.
     """
     require_new_quickstart(out, overwrite=overwrite)
     files = write_corpus(out / "corpus", pair, overwrite=overwrite)

@@ -25,6 +25,9 @@ from transduce.text.languages import LanguagesConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import scheduled_rate
 
+RISE_OF_RATE = 1.5
+"""Rise of the learning rate by a changed number of updates that causes a warning."""
+
 
 def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
     """Raise `ConfigError` if a run to resume has another precision."""
@@ -107,12 +110,8 @@ def refuse_changed_files(out: Path, files: RunFiles) -> None:
         )
 
 
-RISE_OF_RATE = 1.5
-"""Rise of the learning rate by a changed number of updates that causes a warning."""
-
-
 def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
-    """Record another number of updates of a run; return warnings of its effects.
+    """Record another number of updates of a run; return warnings about it.
 
     Raises `ConfigError` if that number is impossible.
     """

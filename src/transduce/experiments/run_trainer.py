@@ -10,8 +10,8 @@ from transduce.checkpoint import Checkpoint
 from transduce.data.augmentation import (
     Augmentation,
     PairAugmenter,
-    default_processes,
     largest_length,
+    processes_per_training,
 )
 from transduce.data.batches import Batcher, Dataset, open_dataset, require_ids_below
 from transduce.data.corpus_mixture import CorpusMixture
@@ -142,7 +142,7 @@ def augmentation_of(
         config.languages,
         largest_length(dataset, config.batching.max_length),
     )
-    return Augmentation(augment, default_processes(processes.count_here), warn)
+    return Augmentation(augment, processes_per_training(processes.count_here), warn)
 
 
 def _mixture(run: LoadedRun, num_pairs: int) -> CorpusMixture | None:

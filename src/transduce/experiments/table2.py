@@ -215,7 +215,7 @@ class LoggedRun:
 
 
 def logged_run(run: Path) -> LoggedRun:
-    """Open a run, before any work.
+    """Open a run and read the cost of its training from its log.
 
     Raises `CheckpointError` if the folder is no run or has no model, and `DataError`
     without a log.

@@ -58,7 +58,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recurrence:
-    """Weights of a recurrent unit and of the norm behind or before it."""
+    """Weights of a recurrent unit, and of the norm before or after it."""
 
     forget_gate: Affine
     candidate: Float[Tensor, "d_model d_model"]
@@ -160,15 +160,15 @@ def _stack(checkpoint: Checkpoint, name: str) -> Stack:
 
 
 def _layer(
-    weights: Mapping[str, Tensor], config: ModelConfig, name: str, has_memory: bool
+    weights: Mapping[str, Tensor], config: ModelConfig, name: str, is_decoder: bool
 ) -> Layer:
-    is_recurrent = has_memory and config.decoder_self_attention == "ssru"
+    is_recurrent = is_decoder and config.decoder_self_attention == "ssru"
     return Layer(
         self_attention=_recurrence(weights, name)
         if is_recurrent
         else _attention(weights, config, name, "self_attention"),
         cross_attention=_attention(weights, config, name, "cross_attention")
-        if has_memory
+        if is_decoder
         else None,
         inner=_affine(weights, f"{name}.feed_forward.inner"),
         outer=_affine(weights, f"{name}.feed_forward.outer"),

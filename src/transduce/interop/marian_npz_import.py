@@ -822,7 +822,7 @@ def _listed_side(path: Path, model: Path) -> _Side:
 
 
 def _listed_ids(path: Path) -> dict[str, Any]:
-    """Read a word list: `piece: id` line by line, or JSON; None for what is no id."""
+    """Read a word list: lines `piece: id`, or JSON; a faulty id becomes None."""
     text = _text(path)
     if text.lstrip().startswith("{"):
         return dict(read_json(path))

@@ -116,7 +116,7 @@ def paired_scores(
     return tuple(
         PairedScores(
             metric=name,
-            systems=_beside_first(
+            systems=_scores_of_systems(
                 _results(drawn[name]), _results(shuffled[name]), num_different
             ),
             bootstrap_signature=str(signature),
@@ -131,11 +131,12 @@ def _results(column: Sequence[str | Result]) -> list[Result]:
     return [cell for cell in column if isinstance(cell, Result)]
 
 
-def _beside_first(
+def _scores_of_systems(
     drawn: Sequence[Result],
     shuffled: Sequence[Result],
     num_different: Sequence[int],
 ) -> tuple[SystemScore, ...]:
+    """Join the results of both tests; the first system is the baseline."""
     return tuple(
         SystemScore(
             score=by_bootstrap.score,

@@ -78,8 +78,8 @@ FORMATTING = frozenset({
 NO_TAG = "</>"
 """Malformed end tag that the parser ignores."""
 NULS_OR_TEXT = re.compile("\0+|[^\0]+")
-END_OF_NOSCRIPT = "<!---->"
-"""Probe that is a comment in markup, but not inside a tag or a comment."""
+NOSCRIPT_PROBE = "<!---->"
+"""Comment that shows whether the text before it leaves a tag or a comment open."""
 
 
 class Piece(NamedTuple):
@@ -373,11 +373,11 @@ class _Reader:
 
     def _reads_alike(self, start: int, end: int) -> bool:
         """Whether `noscript` ends at the same place without scripting."""
-        text = self._html[start:end] + END_OF_NOSCRIPT
+        text = self._html[start:end] + NOSCRIPT_PROBE
         last = None
         for token in turbohtml.tokenize(text, capture_source=True):
             last = token
-        return last is not None and last.source == END_OF_NOSCRIPT
+        return last is not None and last.source == NOSCRIPT_PROBE
 
 
 def _contains_html(element: HtmlElement) -> bool:

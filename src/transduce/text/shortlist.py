@@ -39,6 +39,8 @@ from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
 SHORTLIST_FILE = "shortlist.safetensors"
 """Name of the shortlist's file in model folders."""
 SHORTLIST_FORMAT = 1
+MAKE_AGAIN = "make the shortlist again by `transduce shortlist`"
+"""Remedy for a file that cannot be used."""
 FREQUENT, PER_PIECE = 100, 100
 """Usual number of most frequent target pieces, and of targets of each source piece."""
 MAX_FREQUENT, MAX_PER_PIECE = 1_000_000, 1_000
@@ -156,15 +158,13 @@ class Shortlist:
                 if (number := about.get("format")) != SHORTLIST_FORMAT:
                     raise VersionError(
                         f"{path}: the format must be {SHORTLIST_FORMAT}, but is "
-                        f"{shown(number)}; make the shortlist anew with "
-                        "`transduce shortlist`."
+                        f"{shown(number)}; {MAKE_AGAIN}."
                     )
                 arrays = {name: file.get_tensor(name) for name in ARRAYS}
             if about.get("tokenizer") != tokenizer_sum(tokenizer):
                 raise CheckpointError(
                     f"{path}: the shortlist must be of this model's tokenizer, but is "
-                    "of another; make it anew with `transduce shortlist`, or remove "
-                    "the file."
+                    f"of another; {MAKE_AGAIN}, or remove the file."
                 )
             shortlist = cls(
                 **arrays,
@@ -174,8 +174,8 @@ class Shortlist:
             shortlist._require_sound(tokenizer.vocab_size)
         except (SafetensorError, OSError, TypeError, ValueError, AttributeError) as e:
             raise CheckpointError(
-                f"{path}: the shortlist is damaged ({reason(e)}); make it anew "
-                "with `transduce shortlist`, or remove the file."
+                f"{path}: the shortlist is damaged ({reason(e)}); {MAKE_AGAIN}, or "
+                "remove the file."
             ) from None
         return shortlist
 

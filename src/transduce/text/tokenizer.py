@@ -156,13 +156,15 @@ class SubwordTokenizer:
     """Tokenizer learned by this package; `decode(encode(text))` is
     `normalize(text)`."""
 
-    def __init__(self, pieces: tokenizers.Tokenizer) -> None:
-        """Wrap a tokenizer; `ValueError` if its word pattern is not one of this
-        package."""
-        if pieces.pre_tokenizer is not None:
-            _require_known_words(pieces.pre_tokenizer)
-        vocabulary = pieces.get_vocab(with_added_tokens=False)
-        self._pieces = pieces
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        """Wrap a tokenizer of the library.
+
+        Raises `ValueError` if its word pattern is not one of this package.
+        """
+        if library.pre_tokenizer is not None:
+            _require_known_words(library.pre_tokenizer)
+        vocabulary = library.get_vocab(with_added_tokens=False)
+        self._library = library
         self._known: dict[str, list[int]] = {}
         """Cache of words and their ids."""
         self._piece_of = sorted(vocabulary, key=vocabulary.__getitem__)
@@ -197,7 +199,7 @@ class SubwordTokenizer:
     @property
     def words(self) -> pre_tokenizers.PreTokenizer:
         """Splitter of text into words, whose borders no piece crosses."""
-        return self._pieces.pre_tokenizer
+        return self._library.pre_tokenizer
 
     @property
     def language_tags(self) -> tuple[str, ...]:
@@ -265,7 +267,7 @@ class SubwordTokenizer:
 
     def json(self) -> str:
         """The vocabulary as `tokenizers` JSON."""
-        return self._pieces.to_str()
+        return self._library.to_str()
 
     def _ids_of_words(self, words: set[str]) -> dict[str, list[int]]:
         """Return the ids of each word; no piece crosses the border of a word."""
@@ -280,7 +282,7 @@ class SubwordTokenizer:
 
     def _cut(self, words: Sequence[str]) -> list[list[int]]:
         """Return the ids of each word, with the space before it."""
-        cut = self._pieces.encode_batch_fast([" " + word for word in words])
+        cut = self._library.encode_batch_fast([" " + word for word in words])
         return [each.ids for each in cut]
 
     def _remember(self, ids_of: dict[str, list[int]]) -> None:
@@ -305,7 +307,7 @@ class WordTokenizer(SubwordTokenizer):
 
     def split(self, text: str) -> list[str]:
         """Return the words that `encode` gives an id each, with the spaces before."""
-        cut = self._pieces.pre_tokenizer.pre_tokenize_str
+        cut = self._library.pre_tokenizer.pre_tokenize_str
         tag = self.language(text)
         words = [tag] if tag else []
         for chunk in self.spell(text[len(tag) :]).split():
@@ -325,7 +327,7 @@ class WordTokenizer(SubwordTokenizer):
         # the first word of a chunk is one.
         spaced, joined = UNKNOWN_IDS
         found: list[list[int]] = []
-        for chunk in self._pieces.encode_batch([" " + word for word in words]):
+        for chunk in self._library.encode_batch([" " + word for word in words]):
             placed = zip(chunk.ids, chunk.offsets, strict=True)
             found.append(
                 [joined if i == spaced and start > 0 else i for i, (start, _) in placed]
@@ -655,7 +657,7 @@ def _assemble(
             if known.issuperset((*merge, "".join(merge)))
         ]
         return byte_pair_tokenizer(pieces, merges)
-    return _cutting_words(
+    return _with_words(
         models.WordPiece(
             vocab={piece: i for i, piece in enumerate(pieces)},
             unk_token=SPECIAL_PIECES[PAD],  # required by the library; never used
@@ -674,7 +676,7 @@ def byte_pair_tokenizer(
 
     Text is cut into `words` first; by default as new tokenizers do.
     """
-    return _cutting_words(
+    return _with_words(
         models.BPE(
             vocab={piece: i for i, piece in enumerate(pieces)},
             merges=[(left, right) for left, right in merges],
@@ -701,12 +703,12 @@ def _require_known_words(words: pre_tokenizers.PreTokenizer) -> None:
         )
 
 
-def _cutting_words(
+def _with_words(
     model: models.Model, words: pre_tokenizers.PreTokenizer
 ) -> SubwordTokenizer:
-    pieces = tokenizers.Tokenizer(model)
-    pieces.pre_tokenizer = words
-    return SubwordTokenizer(pieces)
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = words
+    return SubwordTokenizer(library)
 
 
 def _bytes_of(match: re.Match[str]) -> str:

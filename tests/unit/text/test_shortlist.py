@@ -134,7 +134,9 @@ def test_a_cut_file_is_damaged(
     learned.save(path)
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(CheckpointError, match="is damaged .*; make it anew") as caught:
+    with pytest.raises(
+        CheckpointError, match="is damaged .*; make the shortlist again"
+    ) as caught:
         Shortlist.load(path, tokenizer)
     assert "\n" not in str(caught.value)
 
