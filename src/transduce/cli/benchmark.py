@@ -111,8 +111,8 @@ def decoding(
     the same model, whose export is proven equal, in each precision that the machine
     supports. Marian takes part if `marian-decoder` and `marian-conv`, built for this
     machine, are on the PATH. A model with a shortlist is measured with and without it;
-    CTranslate2 uses its vmap. Each runs in its own process; they take turns, one
-    setting each.
+    for CTranslate2 the shortlist is a vmap. Each runs in its own process; they take
+    turns, one setting each.
 
     For example:
 

@@ -55,9 +55,9 @@ def evaluate_parses(
         Gold trees in brackets, each on one line or on several (all but the first
         indented).
     predicted
-        Predicted trees, one for each gold tree, on one line or on several. If each is
-        on one line, a blank line stands for a sentence without a parse; (TOP) always
-        does.
+        Predicted trees, one for each gold tree, on one line or on several. (TOP) stands
+        for a sentence without a parse; so does a blank line if each tree is on one
+        line.
     model
         A model or run folder to parse the words of the gold trees, instead of predicted
         trees. Then all trees are normalized, words get the gold tags, and the number of

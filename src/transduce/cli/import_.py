@@ -20,7 +20,7 @@ def import_(
     source_language: str | None = None,
     target_language: str | None = None,
 ) -> None:
-    """Import a Marian model, of Hugging Face or of Marian itself, as those of OPUS-MT.
+    """Import a Marian model, in Marian's or Hugging Face's format, such as OPUS-MT's.
 
     For a model of Hugging Face the command ends with a proof: on all sample sentences,
     the model has the same logits as MarianMTModel and chooses the same tokens, and its
@@ -38,8 +38,8 @@ def import_(
         A folder with config.json, model.safetensors, source.spm, target.spm and
         vocab.json (and target_vocab.json, if targets have another vocabulary), or one
         written by `transduce export --to marian`; or one of Marian itself, with
-        model.npz and its SentencePiece vocabularies, of which decoder.yml may give the
-        order.
+        model.npz and its vocabularies (.spm, or word lists in .yml beside them), whose
+        order decoder.yml may give.
     out
         The model folder to write.
     force

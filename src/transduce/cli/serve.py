@@ -85,9 +85,9 @@ def serve(
     client_timeout
         Seconds that a client may take to send a request's headers, and its body.
     allowed_hosts
-        Further host names of the server, such as a proxy's. A server that listens on
-        this machine only accepts localhost, its addresses and these names; any other
-        accepts every name, unless some are given.
+        Host names that requests may use besides localhost, such as a proxy's. By
+        default a server that only this machine reaches accepts no other name, and one
+        that other machines reach accepts every name.
     cors_origins
         Sites whose pages may use the server from a browser, such as
         https://example.org, or * for all; none by default.

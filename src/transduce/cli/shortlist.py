@@ -81,7 +81,7 @@ def shortlist(
         Its translations, line by line.
     alignments
         Word alignments of the text in Pharaoh format (0-0 1-2), one line for each
-        pair, instead of IBM model 1; words are separated by spaces.
+        pair, instead of IBM model 1; words are separated by spaces or tabs.
     frequent
         Number of most frequent target pieces that are candidates of every line.
     per_piece

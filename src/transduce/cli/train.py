@@ -133,7 +133,8 @@ def train(
         weight is its share of the training pairs, relative to the others' weights;
         without any, the share of its size. More settings of the corpus may follow:
         tag=bt puts the token <bt> before its sources, target_language=de the token
-        >>de<<. Each corpus has the latter if the files end in different languages.
+        >>de<<. If the target files end in different languages, each corpus has the
+        token of its language.
     replay
         General text and its translations, SOURCE TARGET, mixed in with those of
         --source and --target, so that a model of --from does not forget it.
