@@ -26,6 +26,7 @@
 /* Probabilities below it are dropped: the rows of frequent words stay short. */
 #define MIN_PROBABILITY 1e-5
 #define SORTED_SHARE 32 /* fewer ids than vocab / SORTED_SHARE are sorted by qsort */
+#define MAX_ITERATIONS 1000
 
 /* Targets of one source id with their probabilities, by ascending id. */
 typedef struct {
@@ -215,7 +216,8 @@ static void list_sentences(Learning *learning)
     for (int64_t id = 0; id < none; id++)
         first[id + 1] += first[id];
     first[none + 1] = first[none] + pairs->pairs;
-    /* `first` is moved to the end of each row, and back. */
+    /* While sentences are listed, first[id] is where the next one of its row goes. In
+     * the end it is the end of the row, which is where the next row begins. */
     for (int64_t n = 0, i = 0; n < pairs->pairs; n++) {
         for (; i < pairs->source_ends[n]; i++)
             learning->sentences[first[pairs->sources[i]]++] = (int32_t)n;
@@ -322,7 +324,8 @@ td_status td_learn_lexicon(const td_sentence_pairs *pairs, int64_t iterations,
         !is_between(pairs->pairs, 0, INT32_MAX) ||
         !is_between(pairs->source_vocab, 1, MAX_VOCAB) ||
         !is_between(pairs->target_vocab, 1, MAX_VOCAB) ||
-        !is_between(iterations, 1, 1000) || !is_between(best, 1, pairs->target_vocab) ||
+        !is_between(iterations, 1, MAX_ITERATIONS) ||
+        !is_between(best, 1, pairs->target_vocab) ||
         is_missing(pairs->source_ends, pairs->pairs) ||
         is_missing(pairs->target_ends, pairs->pairs))
         return TD_BAD_ARGUMENT;

@@ -4,8 +4,9 @@
  * they spin for a moment, as the next job often follows at once, and then sleep, so
  * that other programs have their cores. A job does not wait for threads that have not
  * begun it: when no part is left, the caller closes the job and waits only for the
- * threads that are in it. It soon sleeps as well, so that a thread which shares its
- * core with another program can move to the caller's. */
+ * threads that are working on it. While it waits, the caller also spins only for a
+ * moment and then sleeps, which frees its core: the system can move a thread there
+ * whose own core another program uses. */
 #include "parallel.h"
 
 #include <pthread.h>

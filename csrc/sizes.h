@@ -1,4 +1,4 @@
-/* Arithmetic with sizes. */
+/* Sizes, and arithmetic with them. */
 #ifndef TRANSDUCE_SIZES_H
 #define TRANSDUCE_SIZES_H
 
@@ -12,6 +12,8 @@
  * has the same constants. */
 #define ROW_MULTIPLE 16
 #define PANEL_WIDTH 32
+
+#define BF16_NAN 0x7FC0 /* bits of a quiet NaN */
 
 static inline int64_t max_i64(int64_t one, int64_t other)
 {

@@ -6,7 +6,7 @@
 
 #include "simd/vec.h"
 
-/* Keys that are multiplied side by side: the latency of one sum hides behind others. */
+/* Keys that are multiplied side by side: independent sums hide the latency of one. */
 #define KEYS_AT_ONCE 8
 
 _Static_assert(LANES == KEYS_AT_ONCE || LANES == 2 * KEYS_AT_ONCE,
@@ -34,7 +34,7 @@ static inline vec8 products_with_keys(const float *query, const float *key,
         EACH_KEY(MULTIPLY_KEY)
     }
     if (i < width) {
-        const vec_mask mask = vec_first(width - i);
+        const vec_mask mask = vec_mask_first(width - i);
         const vec part = vec_load_masked(mask, query + i);
         EACH_KEY(MULTIPLY_LAST)
     }
@@ -56,7 +56,7 @@ static void multiply_keys(const Workspace *work, const float *query, const float
                                                    stride, width)
                               : first;
         /* One store: two halves could not be forwarded to the load of a vector. */
-        vec_store_first(scores + i, LANES, vec_from_halves(first, last));
+        vec_store(scores + i, vec_from_halves(first, last));
     }
 }
 
@@ -65,7 +65,7 @@ static float additive_score(const float *query, const float *key, const float *w
 {
     vec sum = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const vec_mask mask = vec_first(width - i);
+        const vec_mask mask = vec_mask_first(width - i);
         const vec hidden =
             vec_load_masked(mask, query + i) + vec_load_masked(mask, key + i);
         sum = vec_fma(vec_load_masked(mask, weight + i), vec_tanh(hidden), sum);
@@ -92,7 +92,7 @@ static float max_score(const float *scores, int64_t count)
     vec max = none;
     for (int64_t i = 0; i < count; i += LANES) {
         const vec each = vec_load(scores + i);
-        max = vec_max(vec_select(vec_first(count - i), each, none), max);
+        max = vec_max(vec_select(vec_mask_first(count - i), each, none), max);
     }
     return vec_reduce_max(max);
 }
@@ -103,12 +103,12 @@ TD_INTERNAL void softmax(float *scores, int64_t count)
     vec sum = zero;
     for (int64_t i = 0; i < count; i += LANES) {
         const vec each = vec_exp(vec_load(scores + i) - offset);
-        vec_store_first(scores + i, LANES, each);
-        sum += vec_select(vec_first(count - i), each, zero);
+        vec_store(scores + i, each);
+        sum += vec_select(vec_mask_first(count - i), each, zero);
     }
     const vec factor = vec_set1(1 / vec_reduce_add(sum));
     for (int64_t i = 0; i < count; i += LANES)
-        vec_store_first(scores + i, LANES, vec_load(scores + i) * factor);
+        vec_store(scores + i, vec_load(scores + i) * factor);
 }
 
 /* Values of `count` slots and their weights. */
@@ -136,12 +136,12 @@ average_registers(const WeightedValues *v, int64_t column, float *out,
             fourth = vec_fma(weight, vec_load(from + 3 * LANES), fourth);
         }
     }
-    vec_store_first(out + column, LANES, first);
+    vec_store(out + column, first);
     if (registers > 1)
-        vec_store_first(out + column + LANES, LANES, second);
+        vec_store(out + column + LANES, second);
     if (registers > 2) {
-        vec_store_first(out + column + 2 * LANES, LANES, third);
-        vec_store_first(out + column + 3 * LANES, LANES, fourth);
+        vec_store(out + column + 2 * LANES, third);
+        vec_store(out + column + 3 * LANES, fourth);
     }
 }
 
@@ -149,7 +149,7 @@ average_registers(const WeightedValues *v, int64_t column, float *out,
 static void average_last(const WeightedValues *v, int64_t column, float *out,
                          int64_t left)
 {
-    const vec_mask mask = vec_first(left);
+    const vec_mask mask = vec_mask_first(left);
     vec sum = vec_set1(0.0f);
     for (int64_t i = 0; i < v->count; i++) {
         const float *from = v->values + v->slots[i] * v->stride + column;
@@ -171,7 +171,7 @@ static void average(const WeightedValues *v, int64_t width, float *out)
         average_last(v, column, out, width - column);
 }
 
-/* Repeat the first slot behind the last, so that KEYS_AT_ONCE slots can be read. */
+/* Repeat the first slot after the last, so that KEYS_AT_ONCE slots can be read. */
 static void pad_slots(int32_t *slots, int64_t count)
 {
     for (int64_t i = count; i < count + KEYS_AT_ONCE - 1; i++)

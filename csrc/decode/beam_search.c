@@ -121,9 +121,10 @@ static int is_beam_done(const td_search *search, const Sentence *sentence)
            best / sentence->last_divisor;
 }
 
-/* Rank live hypotheses at the end of the search: all if no hypothesis has finished; the
- * first `num_competing` if the length limit was reached and cut_ones_compete. If no
- * token may follow, the live hypotheses are those of the step before. */
+/* Rank live hypotheses at the end of a sentence's search. If none has finished, all are
+ * ranked. Otherwise, if the search ends at the length limit and cut_ones_compete, the
+ * first `num_competing` are, and else none. If no token may follow the live hypotheses
+ * of the step before, these count as the live ones. */
 static void cut_short(const td_search *search, Sentence *sentence,
                       int64_t num_competing, const double *coverage)
 {

@@ -29,8 +29,7 @@ _Static_assert(CROSS_ROWS == 4, "EACH_CROSS_ROW has a row for each");
         odd##r = vec_fma(vec_set1(query[r * h->query_stride + 1]), odd, odd##r);
 #define KEEP_SCORES(r)                                                                 \
     if (r < rows)                                                                      \
-        vec_store_first(h->scores + r * h->score_stride + first, LANES,                \
-                        even##r + odd##r);
+        vec_store(h->scores + r * h->score_stride + first, even##r + odd##r);
 
 /* Scores of `rows` queries for LANES keys from `first` on. `rows` is a literal at each
  * call. */
@@ -63,7 +62,7 @@ static void score_positions_additively(const CrossHead *h, int64_t first, int64_
     for (int64_t i = 0; i < h->d_k; i++, key += LANES)
         sum = vec_fma(vec_set1(h->additive[i]),
                       vec_tanh(vec_load(key) + vec_set1(query[i])), sum);
-    vec_store_first(h->scores + row * h->score_stride + first, LANES, sum);
+    vec_store(h->scores + row * h->score_stride + first, sum);
 }
 
 #define START_AVERAGE(r) vec left##r = zero, right##r = zero;
@@ -79,7 +78,7 @@ static void score_positions_additively(const CrossHead *h, int64_t first, int64_
         float *out = h->out + r * h->out_stride + column;                              \
         vec_store_first(out, is_whole ? LANES : count, left##r);                       \
         if (is_whole)                                                                  \
-            vec_store_first(out + LANES, LANES, right##r);                             \
+            vec_store(out + LANES, right##r);                                          \
     }
 
 /* Average columns of the values from `column` on: two vectors if `is_whole`, otherwise
@@ -89,7 +88,7 @@ average_columns(const CrossHead *h, int64_t column, int64_t count, const int row
                 const int is_whole)
 {
     const vec zero = vec_set1(0.0f);
-    const vec_mask mask = vec_first(count);
+    const vec_mask mask = vec_mask_first(count);
     const float *scores = h->scores, *value = h->values + column;
     EACH_CROSS_ROW(START_AVERAGE)
     for (int64_t i = 0; i < h->length; i++, scores++, value += h->value_stride) {

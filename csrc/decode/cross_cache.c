@@ -8,9 +8,9 @@
 static void transpose_keys(const float *from, int64_t stride, int64_t width,
                            int64_t positions, float *to)
 {
-    /* Lanes behind the last position are multiplied too: denormals would be slow. */
+    /* Lanes past the last position are multiplied too, and denormals would be slow. */
     for (int64_t i = 0; positions < LANES && i < width * LANES; i += LANES)
-        vec_store_first(to + i, LANES, vec_set1(0.0f));
+        vec_store(to + i, vec_set1(0.0f));
     int64_t i = 0;
     for (; i + TRANSPOSE_SIDE <= positions;
          i += TRANSPOSE_SIDE, from += TRANSPOSE_SIDE * stride, to += TRANSPOSE_SIDE) {

@@ -37,12 +37,12 @@ static td_status decoder_new(const td_model *model, const float *states,
         .summed_layers = summed_layers,
     };
     td_status status = begin_state(&made->state, &model->decoder);
-    if (!status) {
+    if (status == TD_OK) {
         memcpy(made->state.source_lengths, lengths,
                (size_t)sentences * sizeof *lengths);
         status = fill_cross_caches(made, states, num_threads);
     }
-    if (status) {
+    if (status != TD_OK) {
         end_state(&made->state);
         free(made);
         return status;
@@ -123,10 +123,10 @@ static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *lo
     Matrix found;
     /* Before the tokens are read, as a step that fails must not have read them. */
     td_status status = allocate_listed_logits(decoder, &found);
-    if (status)
+    if (status != TD_OK)
         return status;
     status = read_tokens(&work, decoder, ids, num_threads);
-    if (!status) {
+    if (status == TD_OK) {
         const int64_t vocab = target_vocab_size(decoder->model);
         if (decoder->shortlists)
             write_listed_logits(decoder, &work, &found, logits);

@@ -89,7 +89,7 @@ TD_INTERNAL td_status encode(const td_model *model, const int64_t *ids,
         !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
     td_status status = check_lengths(lengths, sentences, &tokens, &longest);
-    if (status)
+    if (status != TD_OK)
         return status;
     if (!are_tokens(&model->source_embedding, ids, tokens))
         return TD_BAD_TOKEN;

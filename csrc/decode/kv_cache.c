@@ -11,13 +11,16 @@
 
 #define MIN_STEPS 16 /* steps for which any new capacity suffices */
 
-/* Slots of a new state: with few sentences, most translations end within them. */
+/* The sentences of a new state share FIRST_SLOTS slots. With few sentences, most
+ * translations need no more. */
 #define FIRST_SLOTS 2048
-#define MAX_FIRST_CAPACITY 128 /* of a sentence; more would cost page faults */
+#define MAX_FIRST_CAPACITY 128 /* slots of a sentence; more would cost page faults */
 
-/* Largest number of slots kept in reserve. A wide group drops many hypotheses, whose
- * slots are free again when it looks for unused ones. */
-#define WIDE_CAPACITY 64
+/* Limit of the slots in reserve for MIN_STEPS steps. A wide group needs fewer: in each
+ * step it drops many hypotheses, whose slots become free. */
+#define MAX_RESERVE 64
+
+enum { CACHES = 4 }; /* of a layer: keys and values of self- and of cross-attention */
 
 TD_INTERNAL int64_t first_capacity(int64_t sentences)
 {
@@ -28,22 +31,23 @@ TD_INTERNAL int64_t first_capacity(int64_t sentences)
 /* Capacity of a larger state, given its slots in use or positions read. */
 static int64_t larger_capacity(int64_t needed, int64_t group)
 {
-    const int64_t ahead = max_i64(min_i64(MIN_STEPS * group, WIDE_CAPACITY), group);
+    const int64_t reserve = max_i64(min_i64(MIN_STEPS * group, MAX_RESERVE), group);
     /* All slots in use may stay in use while the newest positions are read. */
-    return max_i64(max_i64(2 * needed, needed + ahead), needed + 2 * group);
+    return max_i64(max_i64(2 * needed, needed + reserve), needed + 2 * group);
 }
 
 /* ---- Memory ------------------------------------------------------------------- */
 
 /* Place the caches of all layers one after another in `data`. `strides` are those of
  * the caches of a layer. */
-static void place_caches(DecoderState *state, const KvCache strides[4], float *data)
+static void place_caches(DecoderState *state, const KvCache strides[CACHES],
+                         float *data)
 {
     for (int64_t layer = 0; layer < state->num_layers; layer++) {
-        KvCache *caches[] = {
+        KvCache *const caches[CACHES] = {
             &state->layers[layer].self_keys, &state->layers[layer].self_values,
             &state->layers[layer].cross_keys, &state->layers[layer].cross_values};
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < CACHES; i++) {
             *caches[i] = strides[i];
             caches[i]->data = data;
             data += state->sentences * strides[i].entry_stride;
@@ -91,7 +95,7 @@ static td_status allocate_caches(DecoderState *state, const Stack *stack)
     if (!state->layers || !state->block)
         return TD_OUT_OF_MEMORY;
     state->num_layers = stack->num_layers;
-    const KvCache strides[4] = {
+    const KvCache strides[CACHES] = {
         self_strides(state->capacity, past.heads, past.key_width),
         self_strides(state->capacity, past.heads, past.value_width),
         cross_strides(key_positions, heads, stack->d_k),
@@ -129,14 +133,14 @@ TD_INTERNAL td_status begin_state(DecoderState *state, const Stack *stack)
     td_status status = TD_OUT_OF_MEMORY;
     if (state->positions <= INT32_MAX)
         status = allocate_caches(state, stack);
-    if (!status)
+    if (status == TD_OK)
         status = allocate_rows(state);
-    if (!status) {
+    if (status == TD_OK) {
         const size_t bytes = (size_t)max_i64(state->sentences, 1) * sizeof(int64_t);
         state->source_lengths = calloc(1, bytes);
         status = state->source_lengths ? TD_OK : TD_OUT_OF_MEMORY;
     }
-    if (status)
+    if (status != TD_OK)
         end_state(state);
     return status;
 }
@@ -225,10 +229,10 @@ TD_INTERNAL td_status take_slots(DecoderState *state, const Stack *stack)
 {
     int are_enough;
     td_status status = try_to_take_slots(state, stack, &are_enough);
-    if (status || are_enough)
+    if (status != TD_OK || are_enough)
         return status;
     status = enlarge_state(state, NULL, stack);
-    return status ? status : try_to_take_slots(state, stack, &are_enough);
+    return status != TD_OK ? status : try_to_take_slots(state, stack, &are_enough);
 }
 
 TD_INTERNAL int64_t list_past(const DecoderState *state, const Stack *stack,
@@ -266,7 +270,7 @@ static td_status check_rows(const DecoderState *state, const int64_t *rows,
     td_status status = TD_OK;
     int64_t last = -1;
     *are_in_order = 1;
-    for (int64_t i = 0; !status && i < sentences; i++) {
+    for (int64_t i = 0; status == TD_OK && i < sentences; i++) {
         const int64_t *of_group = rows + i * group;
         const int64_t sentence = *of_group < 0 ? -1 : *of_group / state->group;
         if (sentence < 0 || sentence >= state->sentences || is_taken[sentence]) {
@@ -343,7 +347,7 @@ static td_status regroup(DecoderState *state, const int64_t *rows, int64_t sente
     new.sentences = sentences;
     new.group = group;
     const td_status status = allocate_rows(&new);
-    if (status) {
+    if (status != TD_OK) {
         free_rows(&new);
         return status;
     }
@@ -371,7 +375,7 @@ TD_INTERNAL td_status reorder_state(DecoderState *state, const int64_t *rows,
 {
     int are_in_order;
     const td_status status = check_rows(state, rows, sentences, group, &are_in_order);
-    if (status)
+    if (status != TD_OK)
         return status;
     return group == state->group && are_in_order
                ? reorder_in_place(state, rows, sentences)
@@ -426,7 +430,7 @@ static td_status raise_needs(Needs *needs, const DecoderState *state,
 {
     UsedSlots slots;
     const td_status status = begin_slots(&slots, state);
-    if (status)
+    if (status != TD_OK)
         return status;
     for (int64_t i = 0; i < state->sentences; i++) {
         list_used(&slots, state, stack, i);
@@ -529,7 +533,7 @@ static td_status copy_state(const Stack *stack, const DecoderState *from,
 {
     UsedSlots slots;
     const td_status status = begin_slots(&slots, from);
-    if (status)
+    if (status != TD_OK)
         return status;
     for (int64_t i = 0; i < from->sentences; i++) {
         list_used(&slots, from, stack, i);
@@ -547,9 +551,9 @@ TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *oth
 {
     Needs needs = {0};
     td_status status = raise_needs(&needs, state, stack);
-    if (!status && other)
+    if (status == TD_OK && other)
         status = raise_needs(&needs, other, stack);
-    if (status)
+    if (status != TD_OK)
         return status;
     const int64_t capacity = larger_capacity(needs.slots, state->group);
     const int64_t positions = larger_capacity(needs.length, state->group);
@@ -562,12 +566,12 @@ TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *oth
         .summed_layers = state->summed_layers,
     };
     status = begin_state(&new, stack);
-    if (status)
+    if (status != TD_OK)
         return status;
     status = copy_state(stack, state, &new, 0);
-    if (!status && other)
+    if (status == TD_OK && other)
         status = copy_state(stack, other, &new, state->sentences);
-    if (status) {
+    if (status != TD_OK) {
         end_state(&new);
         return status;
     }

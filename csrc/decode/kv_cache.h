@@ -53,7 +53,7 @@ typedef struct {
 typedef struct {
     int64_t sentences, group;
     int64_t capacity;   /* slots of a sentence */
-    int64_t positions;  /* that a sentence can read; at least `capacity` */
+    int64_t positions;  /* limit on the positions of a sentence; at least `capacity` */
     int64_t max_source; /* longest source that fits */
     int64_t num_layers;
     int32_t *past;           /* [sentences, group, positions]: slots */
@@ -115,8 +115,8 @@ TD_INTERNAL void store_row(const Stack *stack, const float *from, int64_t width,
 TD_INTERNAL td_status reorder_state(DecoderState *state, const int64_t *rows,
                                     int64_t sentences, int64_t group);
 
-/* Replace a state by a larger one: with more capacity, and with the sentences of
- * `other` behind its own unless that is NULL. Only slots in use are copied. */
+/* Replace a state by one with more capacity, which also has the sentences of `other`
+ * after its own unless that is NULL. Only slots in use are copied. */
 TD_INTERNAL td_status enlarge_state(DecoderState *state, const DecoderState *other,
                                     const Stack *stack);
 

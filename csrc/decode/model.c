@@ -519,15 +519,15 @@ static td_status pack_cross_attention(const Packer *packer, const RawLayer *raw,
     const int64_t values = config->num_heads * config->d_v;
     td_status status =
         pack_queries(packer, &attention->query, NULL, &layer->cross_query);
-    if (!status)
+    if (status == TD_OK)
         status = pack_affine(packer, &attention->key_value, keys + values,
                              config->d_model, &layer->cross_key_value);
-    if (!status)
+    if (status == TD_OK)
         status = pack_affine(packer, &attention->output, config->d_model, values,
                              &layer->cross_output);
-    if (!status)
+    if (status == TD_OK)
         status = copy_additive(packer, attention, &layer->cross_additive);
-    if (!status)
+    if (status == TD_OK)
         status = copy_norm(packer, &raw->cross_norm, &layer->cross_norm);
     return status;
 }
@@ -539,10 +539,10 @@ static td_status pack_self_attention(const Packer *packer, const RawLayer *raw,
     const Attention *attention = &raw->self_attention;
     td_status status = pack_queries(packer, &attention->query, &attention->key_value,
                                     &layer->query_key_value);
-    if (!status)
+    if (status == TD_OK)
         status = pack_affine(packer, &attention->output, config->d_model,
                              config->num_heads * config->d_v, &layer->self_output);
-    if (!status)
+    if (status == TD_OK)
         status = copy_additive(packer, attention, &layer->self_additive);
     return status;
 }
@@ -565,15 +565,15 @@ static td_status pack_layer(const Packer *packer, const RawLayer *raw, int is_de
     td_status status = is_decoder && config->is_recurrent
                            ? pack_recurrence(packer, raw, layer)
                            : pack_self_attention(packer, raw, layer);
-    if (!status)
+    if (status == TD_OK)
         status = copy_norm(packer, &raw->self_norm, &layer->self_norm);
-    if (!status && is_decoder)
+    if (status == TD_OK && is_decoder)
         status = pack_cross_attention(packer, raw, layer);
-    if (!status)
+    if (status == TD_OK)
         status = pack_affine(packer, &raw->inner, d_ff, d_model, &layer->inner);
-    if (!status)
+    if (status == TD_OK)
         status = pack_affine(packer, &raw->outer, d_model, d_ff, &layer->outer);
-    if (!status)
+    if (status == TD_OK)
         status = copy_norm(packer, &raw->feed_forward_norm, &layer->feed_forward_norm);
     return status;
 }
@@ -582,9 +582,9 @@ static td_status pack_stack(const Packer *packer, const RawLayer *raw,
                             const Affine *final_norm, int is_decoder, Stack *stack)
 {
     td_status status = raw ? TD_OK : TD_BAD_ARGUMENT;
-    for (int64_t i = 0; !status && i < stack->num_layers; i++)
+    for (int64_t i = 0; status == TD_OK && i < stack->num_layers; i++)
         status = pack_layer(packer, raw + i, is_decoder, stack->layers + i);
-    if (!status && stack->is_pre_norm)
+    if (status == TD_OK && stack->is_pre_norm)
         status = copy_norm(packer, final_norm, &stack->final_norm);
     return status;
 }
@@ -606,7 +606,8 @@ static void round_tokens(void *shared, int64_t first, int64_t end, int worker)
                                               rounding->values + i * width);
 }
 
-/* Values [vocab_size, d_model], and behind them their scales. */
+/* Store the embeddings of all tokens in int8, in one block: values [vocab_size,
+ * d_model], then their scales [vocab_size]. */
 static td_status round_embedding(const Packer *packer, const Affine *tokens,
                                  Embedding *into)
 {
@@ -641,7 +642,7 @@ static td_status copy_embedding(const Packer *packer, const Affine *tokens,
     return into->tokens ? TD_OK : TD_OUT_OF_MEMORY;
 }
 
-/* Weights of logits: those of the target's embedding, which may be rounded by now. */
+/* Weights of logits whose matrix is the target's embedding; in int8, rounded. */
 static Affine output_weights(const Affine *affine, const Embedding *embedding)
 {
     if (!embedding->rounded)
@@ -660,19 +661,19 @@ static td_status pack_embeddings(const Packer *packer, td_model *model)
         has_target ? &loading->target_embedding : &loading->embedding;
     td_status status = copy_embedding(packer, &loading->embedding, config->vocab_size,
                                       &model->source_embedding);
-    if (!status && has_target)
+    if (status == TD_OK && has_target)
         status = copy_embedding(packer, target, config->target_vocab_size,
                                 &model->target_embedding);
-    if (!status && !has_target)
+    if (status == TD_OK && !has_target)
         model->target_embedding = model->source_embedding;
-    if (status)
+    if (status != TD_OK)
         return status;
     const Affine output = config->has_output
                               ? loading->output
                               : output_weights(target, &model->target_embedding);
     status = pack_affine(packer, &output, target_vocab_size(model), config->d_model,
                          &model->output);
-    if (status)
+    if (status != TD_OK)
         return status;
     model->positions = positions_new(config->d_model, config->position_base,
                                      loading->positions, config->max_positions);
@@ -687,14 +688,14 @@ static td_status model_finish(td_model *model, int num_threads)
     Loading *loading = model->loading;
     const Packer packer = {&model->config, num_threads};
     td_status status = pack_embeddings(&packer, model);
-    if (!status)
+    if (status == TD_OK)
         status = pack_stack(&packer, loading->encoder_layers, &loading->encoder_norm, 0,
                             &model->encoder);
-    if (!status)
+    if (status == TD_OK)
         status = pack_stack(&packer, loading->decoder_layers, &loading->decoder_norm, 1,
                             &model->decoder);
     free_loading(loading);
     model->loading = NULL;
-    model->is_finished = !status;
+    model->is_finished = status == TD_OK;
     return status;
 }

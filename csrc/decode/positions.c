@@ -42,7 +42,7 @@ static void write_sinusoids(double base, float *rows, int64_t count, int64_t d_m
 }
 
 /* Learned encodings are scaled by sqrt(d_model), like embeddings of tokens. Positions
- * behind the end of the table have its last row. */
+ * past the end of the table have its last row. */
 static void write_learned(const Positions *positions, float *rows, int64_t count)
 {
     const int64_t width = positions->d_model;

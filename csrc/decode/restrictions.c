@@ -10,7 +10,7 @@
 
 /* Tokens of a hypothesis, and the arrays to which its restrictions are appended. */
 typedef struct {
-    int64_t *tokens; /* [length], and room for one copy */
+    int64_t *tokens; /* [2, length]: the tokens, and space for a sorted copy */
     int64_t length;
     int64_t *banned, num_banned;
     int64_t *repeated, num_repeated;
@@ -95,7 +95,7 @@ static td_status reserve_restrictions(td_search *search, Writer *writer)
     if (__builtin_add_overflow(2 * longest, search->config.num_bad_words, &most) ||
         __builtin_mul_overflow(rows, most, &most) ||
         __builtin_add_overflow(most, 2 * (rows + 1) + 2 * longest, &count) ||
-        count > INT64_MAX / 16)
+        count > INT64_MAX / 2 / (int64_t)sizeof *search->restricted) /* doubled below */
         return TD_OUT_OF_MEMORY;
     if (count > search->restricted_capacity) {
         int64_t *block = malloc(2 * (size_t)count * sizeof *block);

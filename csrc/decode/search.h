@@ -67,8 +67,7 @@ struct td_search {
     double *found_log_probs;
     int64_t *found_parents, *found_tokens;
 
-    td_restrictions
-        restrictions; /* of the next tokens; its arrays are in `restricted` */
+    td_restrictions restrictions; /* of the next tokens, in arrays of `restricted` */
     int64_t restricted_capacity;
     int64_t *restricted;
 

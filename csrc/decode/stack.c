@@ -135,7 +135,7 @@ static float sum_of_squares(const float *x, int64_t width, float mean)
         other = vec_fma(second, second, other);
     }
     for (; i < width; i += LANES) {
-        const vec_mask mask = vec_first(width - i);
+        const vec_mask mask = vec_mask_first(width - i);
         const vec last = vec_load_masked(mask, x + i) - means;
         one = vec_fma(last, vec_select(mask, last, zero), one);
     }

@@ -42,9 +42,9 @@ static void prefetch_slot(const KvCache *cache, int64_t entry, int64_t slot)
              cache->row_stride * (int64_t)sizeof(float));
 }
 
-/* Prefetch the keys and values that the next sentence will read. The rows of a group
- * share the positions among them; of the slots that the next group has at a position,
- * one is prefetched. */
+/* Prefetch the keys and values that the next sentence will read. Each row of the
+ * present group prefetches every group-th position of the row that takes its place in
+ * the next one: with all rows, one slot for each position. */
 static void prefetch_next(const LayerStep *step, int64_t row)
 {
     const DecoderState *state = step->state;
@@ -130,7 +130,7 @@ static void update_cell(const float *gate, const float *candidate, const float *
 {
     const vec zero = vec_set1(0.0f), one = vec_set1(1.0f);
     for (int64_t i = 0; i < width; i += LANES) {
-        const vec_mask mask = vec_first(width - i);
+        const vec_mask mask = vec_mask_first(width - i);
         const vec forget = vec_sigmoid(vec_load_masked(mask, gate + i));
         const vec new = (one - forget) * vec_load_masked(mask, candidate + i);
         const vec old = before ? vec_load_masked(mask, before + i) : zero;
@@ -231,10 +231,10 @@ TD_INTERNAL td_status read_tokens(Workspace *work, td_decoder *decoder,
         return TD_OUT_OF_MEMORY;
     td_status status = take_slots(state, stack);
     const int64_t past = stack->is_recurrent ? 0 : longest_past(state);
-    if (!status)
+    if (status == TD_OK)
         status = begin_workspace(work, stack, rows, max_i64(past, state->max_source),
                                  num_threads);
-    if (status)
+    if (status != TD_OK)
         return status;
     for (int64_t row = 0; row < rows; row++)
         embed_row(work, &model->target_embedding, ids[row],

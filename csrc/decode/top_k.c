@@ -5,14 +5,15 @@
 #include <stdlib.h>
 
 #include "alloc.h"
+#include "checks.h"
 #include "simd/vec.h"
 #include "sizes.h"
 
-/* Logits to base 2 (x log2(e)) that are computed in registers are rounded differently
- * from stored logits. Unless the terms of the sums are huge, the two differ by less
- * than FUSED_ERROR * (1 + |logit to base 2|). */
+/* Bound on the difference between a logit to base 2 (x log2(e)) that is computed in
+ * registers and the stored logit, times log2(e), which is rounded differently: they
+ * differ by less than FUSED_ERROR * (1 + |logit to base 2|), unless terms of the sums
+ * are huge. */
 #define FUSED_ERROR 1e-3f
-#define MAX_SIZE ((int64_t)INT32_MAX)
 
 /* ---- TopK -------------------------------------------------------------------- */
 
@@ -41,9 +42,8 @@ static void insert(TopK *top, float value, int64_t token)
         const vec_mask shifts = vec_gt_zero(new_value - before);
         const vec next_token = vec_select(shifts, vec_load(tokens - 1), new_token);
         const vec next_value = vec_select(shifts, before, new_value);
-        vec_store_first(tokens, LANES,
-                        vec_select(is_above, next_token, vec_load(tokens)));
-        vec_store_first(values, LANES, vec_select(is_above, next_value, own));
+        vec_store(tokens, vec_select(is_above, next_token, vec_load(tokens)));
+        vec_store(values, vec_select(is_above, next_value, own));
     }
 }
 
@@ -117,18 +117,18 @@ static int64_t place_of_token(const LogitBlock *block, int64_t token)
     return low < block->count && block->tokens[low] == token ? low : -1;
 }
 
-/* Load LANES logits of a block, with minus infinity behind its end. */
+/* Load LANES logits of a block, with minus infinity past its end. */
 static inline vec load_logits(const LogitBlock *block, int64_t i)
 {
     const float *from = block->values + i;
     if (block->count - i >= LANES)
         return vec_load(from);
-    const vec_mask mask = vec_first(block->count - i);
+    const vec_mask mask = vec_mask_first(block->count - i);
     return vec_select(mask, vec_load_masked(mask, from), vec_set1(-INFINITY));
 }
 
 /* Logits that are skipped together if their maximum is low. */
-#define STRIP (4 * LANES)
+#define STRIP_LOGITS (4 * LANES)
 
 /* Maximum of each lane over a strip; NaN counts as minus infinity. */
 static inline vec max_of_strip(const float *values)
@@ -145,7 +145,7 @@ static vec max_of_block(const LogitBlock *block)
 {
     vec max = vec_set1(-INFINITY);
     int64_t i = 0;
-    for (; i + STRIP <= block->count; i += STRIP)
+    for (; i + STRIP_LOGITS <= block->count; i += STRIP_LOGITS)
         max = vec_max(max_of_strip(block->values + i), max);
     for (; i < block->count; i += LANES)
         max = vec_max(load_logits(block, i), max);
@@ -156,7 +156,7 @@ static vec max_of_block(const LogitBlock *block)
 static float nth_largest_lane(vec x, int64_t place)
 {
     float numbers[LANES];
-    vec_store_first(numbers, LANES, x);
+    vec_store(numbers, x);
     for (int64_t i = 0; i < place; i++)
         for (int64_t k = LANES - 1; k > i; k--)
             if (numbers[k] > numbers[k - 1]) {
@@ -168,9 +168,10 @@ static float nth_largest_lane(vec x, int64_t place)
 }
 
 /* A lower bound of the best logits of a block, given the maximum of each lane: the n-th
- * largest maximum, where n is the number of wanted and of excluded tokens. At least n
- * logits reach it, so all that are wanted do. Minus infinity if fewer than n lanes have
- * a logit that can be inserted. */
+ * largest of these maxima, where n is the number of wanted tokens plus that of excluded
+ * ones. At least n logits reach this bound, so at least as many as are wanted remain
+ * without the excluded ones. Minus infinity if fewer than n lanes have a logit that can
+ * be inserted. */
 static float lower_bound_of_best(const TopK *top, vec max, const Excluded *excluded)
 {
     const int64_t enough = top->count + count_excluded(excluded);
@@ -205,11 +206,11 @@ static void insert_best(TopK *top, const LogitBlock *block, vec max,
         return;
     const float bound = lower_bound_of_best(top, max, excluded);
     int64_t i = 0;
-    for (; i + STRIP <= block->count; i += STRIP) {
+    for (; i + STRIP_LOGITS <= block->count; i += STRIP_LOGITS) {
         const vec strip = max_of_strip(block->values + i);
         const uint32_t below = vec_gt_bits(vec_set1(bound), strip);
         if (vec_gt_bits(strip, vec_set1(smallest_of(top))) & ~below)
-            for (int64_t k = i; k < i + STRIP; k += LANES)
+            for (int64_t k = i; k < i + STRIP_LOGITS; k += LANES)
                 insert_lanes(top, block, k, bound, excluded);
     }
     for (; i < block->count; i += LANES)
@@ -405,9 +406,9 @@ static void merge(const td_candidates *query, CandidateWorkspace *workspace,
         for (int64_t h = 0; h < group; h++) {
             if (num_taken[h] == workspace->count)
                 continue;
-            double total = (double)values[h * stride + num_taken[h]] +
-                           query->log_probs[first_row + h];
-            double rank = total - query->diversity * (double)num_taken[h];
+            const double total = (double)values[h * stride + num_taken[h]] +
+                                 query->log_probs[first_row + h];
+            const double rank = total - query->diversity * (double)num_taken[h];
             if (parent < 0 || is_before(rank, best_rank)) {
                 parent = h;
                 best_rank = rank;
@@ -452,11 +453,9 @@ static td_status check_restrictions(const td_candidates *query)
 
 static td_status check_query(const td_candidates *query)
 {
-    const int64_t sizes[] = {query->sentences, query->group, query->vocab,
-                             query->count};
-    for (int i = 0; i < 4; i++)
-        if (sizes[i] < (i > 0) || sizes[i] > MAX_SIZE)
-            return TD_BAD_ARGUMENT;
+    if (!is_size(query->sentences, 0) || !is_size(query->group, 1) ||
+        !is_size(query->vocab, 1) || !is_size(query->count, 1))
+        return TD_BAD_ARGUMENT;
     if (query->num_excluded_tokens < 0 ||
         (query->num_excluded_tokens && !query->excluded_tokens))
         return TD_BAD_ARGUMENT;
@@ -609,8 +608,8 @@ TD_INTERNAL void insert_fused(const td_candidates *query, CandidateWorkspace *wo
                               int64_t token)
 {
     float values[2 * LANES];
-    vec_store_first(values, LANES, first);
-    vec_store_first(values + LANES, LANES, second);
+    vec_store(values, first);
+    vec_store(values + LANES, second);
     TopK top = top_of(workspace, row);
     const LogitBlock block = {values, 2 * LANES, token, NULL};
     const Excluded excluded = excluded_after(query, row);

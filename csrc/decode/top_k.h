@@ -13,8 +13,9 @@
 #include "simd/vec.h"
 #include "transduce.h"
 
-/* Logits of a row whose exponentials are summed together. All blocks of a row but the
- * last have as many, so that the sum does not depend on how the logits arrive. */
+/* Number of logits of a row whose exponentials are summed together. All blocks of a row
+ * but the last have this size, so that the sum does not depend on the parts in which
+ * the logits are added. */
 #define SOFTMAX_BLOCK 1024
 
 /* Id of a token, whose bits can be in the lane of a vector. */
@@ -81,11 +82,10 @@ TD_INTERNAL void finish_candidates(const td_candidates *query,
                                    CandidateWorkspace *workspace);
 TD_INTERNAL void free_candidates(CandidateWorkspace *workspace);
 
-/* State of a row for a product that searches its logits in registers, begun after the
- * first logits of the row were added. Only logits that may be among the best are
- * stored. */
+/* State of a row whose logits a product searches in registers, after the first logits
+ * of the row were added as above. Only logits that may be among the best are stored.
+ * Logits are to base 2 here: multiplied by log2(e). */
 typedef struct {
-    /* Logits are to base 2: multiplied by log2(e). */
     vec sums;        /* of 2^(logit - offset), lane by lane */
     float offset;    /* maximum of the first logits */
     float threshold; /* only logits above it can be among the best */

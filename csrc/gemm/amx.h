@@ -10,13 +10,14 @@
 
 /* Operand of the instruction that configures the tiles. */
 typedef struct {
-    uint8_t palette, rest[15];
-    uint16_t row_bytes[16];
+    uint8_t palette;        /* 1: eight tiles of AMX_ROWS rows */
+    uint8_t reserved[15];   /* zeros */
+    uint16_t row_bytes[16]; /* of each tile; tiles 8 to 15 do not exist */
     uint8_t rows[16];
 } __attribute__((aligned(64))) AmxTiles;
 
-/* Keep the compiler from moving writes behind a tile instruction: the intrinsics do not
- * tell it which bytes they read. */
+/* Keep the compiler from delaying writes until after a tile instruction: the intrinsics
+ * do not tell it which bytes they read. */
 static inline void complete_writes(void) { __asm__ volatile("" ::: "memory"); }
 
 /* All eight tiles with AMX_ROWS full rows. */

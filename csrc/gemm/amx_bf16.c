@@ -18,8 +18,8 @@
 
 /* A region of 2 x 2 tiles of sums is computed at a time: two tiles of rows by two tiles
  * of columns. RAM is slower than AMX, so a block of the matrix stays in the cache of a
- * core while all rows are multiplied by it. While a region is computed, the places of
- * the next region's results and the rows of the next two tiles are prefetched. */
+ * core while all rows are multiplied by it. Meanwhile the memory of the next region's
+ * results and the next two tiles of rows are prefetched. */
 
 /* Processors without prfchw ignore the prefetches for writing. */
 #define USES_AMX_BF16 __attribute__((target("amx-tile,amx-bf16,avx512bf16,prfchw")))
@@ -102,19 +102,20 @@ static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Bf16Region at)
         store_fp32_sums(e->fp32 + at.row * e->columns + at.column, e->columns, at.rows);
 }
 
-/* Cache lines to prefetch while a region is computed: `lines` lines of each row of the
- * next region's results and, of each panel, rows `first` to `end` - 1 of the next two
- * tiles of x, a line each. The regions of a block divide these rows among them.
- * Addresses are integers, as they may be behind the end of a matrix. */
+/* Cache lines to prefetch while a region is computed: the next region's results, and
+ * some of the next 2 TILE rows of x, whose part in a panel is one cache line. The
+ * regions side by side in a block divide these rows evenly. Addresses are integers, as
+ * they may be past the end of a matrix. */
 typedef struct {
-    uintptr_t results;
-    int64_t stride; /* bytes from row to row of the results */
-    int64_t lines;
-    int64_t first, end;
+    uintptr_t results;  /* address of the next region's results */
+    int64_t stride;     /* bytes from row to row of the results */
+    int64_t lines;      /* cache lines of each row of the results */
+    int64_t first, end; /* rows of x to prefetch, counted from the end of this region */
 } RegionPrefetch;
 
-/* Prefetch what falls to a panel of x, number `panel`: two rows of the results for each
- * of the first TILE panels, and rows of the next tiles in this panel. */
+/* Prefetch a share of these lines while panel number `panel` of x is multiplied: two
+ * rows of the results with each of the first TILE panels, and the rows of x in this
+ * panel. */
 static inline __attribute__((always_inline)) USES_AMX_BF16 void
 prefetch_next_region(RegionPrefetch ahead, const td_bf16 *x, int64_t panel)
 {
@@ -153,8 +154,8 @@ add_tile_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
     }
 }
 
-/* Cache lines to prefetch at a region of a block of `width` columns that ends before
- * column `end`. */
+/* Cache lines to prefetch during region `at` of the block of columns `end` - `width` to
+ * `end` - 1. */
 static RegionPrefetch region_prefetch(const Bf16Epilogue *e, Bf16Region at,
                                       int64_t width, int64_t end)
 {

@@ -71,10 +71,10 @@ static inline __attribute__((always_inline)) void write_region(const Product *pr
     write_results(product, 1, sums, region->row + first, count, region->output);
 }
 
-/* Give outputs behind the last a bias of minus infinity, so that none is found. */
+/* Give outputs past the last a bias of minus infinity, so that none is found. */
 static inline OutputVectors mask_padding(OutputVectors outputs, int64_t left)
 {
-    outputs.bias = vec_select(vec_first(left), outputs.bias, vec_set1(-INFINITY));
+    outputs.bias = vec_select(vec_mask_first(left), outputs.bias, vec_set1(-INFINITY));
     return outputs;
 }
 

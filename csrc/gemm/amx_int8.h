@@ -10,7 +10,7 @@
 TD_INTERNAL int suits_amx(const Linear *linear, int64_t rows);
 
 /* Stride in bytes of the rows that AMX reads. Whole tiles are read: up to AMX_ROWS - 1
- * rows behind the last, whose values do not matter. */
+ * rows past the last, whose values do not matter. */
 TD_INTERNAL int64_t amx_row_bytes(int64_t inputs);
 
 /* Multiply by the blocks of outputs `first` to `end` - 1. */

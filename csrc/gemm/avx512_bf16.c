@@ -7,9 +7,9 @@
 
 #ifdef HAS_AVX512_BF16
 
-/* An instruction adds two products to each of 16 sums: a pair of elements of a row of
- * x, repeated, times pairs of 16 columns. Sums of up to REGION_ROWS rows by
- * PACKED_COLUMNS columns stay in registers: 24 of 32. */
+/* An instruction adds two products to each of 16 sums: it multiplies one pair of
+ * elements of a row of x by a pair of each of 16 columns. Sums of up to REGION_ROWS
+ * rows by PACKED_COLUMNS columns stay in registers: 24 of 32. */
 enum { REGION_ROWS = 12 };
 
 #define AVX512_BLOCK_ELEMENTS (1 << 18) /* of a block: half of the cache of a core */
@@ -41,11 +41,11 @@ end_row(const Bf16Epilogue *e, int64_t row, int64_t column, RowOfSums sums)
         return;
     }
     float *to = e->fp32 + row * e->columns + column;
-    vec_store_first(to, HALF, sums.first);
-    vec_store_first(to + HALF, HALF, sums.second);
+    vec_store(to, sums.first);
+    vec_store(to + HALF, sums.second);
 }
 
-/* A pair of elements, repeated. */
+/* A pair of elements, in all lanes of a register. */
 static inline __attribute__((always_inline)) USES_AVX512_BF16 __m512bh
 repeat_pair(const td_bf16 *pair)
 {
@@ -105,8 +105,9 @@ multiply_region(int count, td_panels x, int64_t row, Bf16Matrix matrix, Block b,
         end_row(e, row + r, column, sums[r]);
 }
 
-/* Rows of the next region of `left` rows. The last two regions have half of the rest
- * each, as sums of few rows would wait for each other. */
+/* Number of rows of the next region when `left` rows are left. The last two regions
+ * share their rows evenly: a region of few rows has too few independent sums to hide
+ * the latency of the instruction. */
 static int64_t region_rows(int64_t left)
 {
     const int is_last_pair = left > REGION_ROWS && left < 2 * REGION_ROWS;

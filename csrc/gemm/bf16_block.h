@@ -85,8 +85,9 @@ round_sums(const Bf16Epilogue *e, int64_t row, int64_t column, vec first, vec se
     if (e->positive.data) {
         const __m512i values =
             _mm512_loadu_si512(panel_element(e->positive, row, column));
-        const __mmask32 is_on = _mm512_cmpgt_epi16_mask(values, _mm512_setzero_si512());
-        rounded = _mm512_maskz_mov_epi16(is_on, rounded);
+        const __mmask32 is_positive =
+            _mm512_cmpgt_epi16_mask(values, _mm512_setzero_si512());
+        rounded = _mm512_maskz_mov_epi16(is_positive, rounded);
     }
     if (e->dropout && e->dropout->kept) {
         __mmask32 is_kept;

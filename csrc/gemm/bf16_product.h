@@ -12,8 +12,9 @@
 
 /* Dropout of a product's results. */
 typedef struct {
-    const uint8_t *kept; /* [rows, columns / 8]: bits, 0 for dropped elements; NULL for
-                            gradients, as `positive` is zero for dropped elements */
+    const uint8_t *kept; /* [rows, columns / 8]: a bit for each element, 0 if it is
+                            dropped. NULL in the backward pass: there `positive`, the
+                            forward result, is zero where elements were dropped. */
     float scale;         /* of kept elements */
 } Bf16Dropout;
 

@@ -28,14 +28,15 @@
 #define ROW_BLOCK 96 /* whole panels of a */
 #define COLUMN_BLOCK 512
 #define COPIED_ROWS 16    /* rows copied at a time, so that they stay in the cache */
-#define PACKING_COST 16.0 /* cost of packing a number, in multiplications */
+#define PACKING_COST 16.0 /* cost of packing a number, in multiply-adds */
 
 _Static_assert(ROW_BLOCK % TILE_HEIGHT == 0, "a block has whole panels of a");
 _Static_assert(COLUMN_BLOCK % TILE_WIDTH == 0, "a block has whole panels of b");
 
 /* Workspace of a thread. */
 typedef struct {
-    float *a; /* [ROW_BLOCK, INNER_BLOCK], and what transpose_rows stores behind it */
+    float *a; /* [ROW_BLOCK, INNER_BLOCK], and space for what transpose_rows writes past
+                 the last panel */
     float *b; /* [INNER_BLOCK, COLUMN_BLOCK] */
 } ProductWorkspace;
 
@@ -79,11 +80,14 @@ copy_rows(const float *rows, int64_t stride, int64_t count, int64_t panels,
         }
 }
 
-/* Transpose rows into a panel of `width` rows, whole squares of TRANSPOSE_SIDE columns;
- * returns the number of columns done. As many rows as fill squares are read. Those
- * beyond `width` are stored in the place of the panel's next column, which overwrites
- * them, as squares with the last rows are stored first; behind the last column they are
- * in the next panel, which is packed later. */
+/* Transpose rows into a panel of `width` rows, square by square of TRANSPOSE_SIDE rows
+ * and columns. Returns the number of columns done, a multiple of TRANSPOSE_SIDE.
+ *
+ * If `width` is not a multiple of TRANSPOSE_SIDE, the last square has rows beyond the
+ * panel, whose numbers land in the first rows of the panel's next column. The right
+ * numbers overwrite them, because squares with the last rows are stored first, and a
+ * square is stored column by column. After the last column they land in the next panel,
+ * which is packed later. */
 static int64_t transpose_rows(const float *rows, int64_t stride, int64_t columns,
                               int64_t width, float *panel)
 {
@@ -145,7 +149,7 @@ static void pack_b(const td_product *p, Span inner, Span columns, float *to)
     pack(transpose, p->columns, columns, inner, TILE_WIDTH, to);
 }
 
-/* What is added to the sums of a block: what c has, and the bias. */
+/* Epilogue of a block: numbers that are added to its sums, and the bound for ReLU. */
 typedef struct {
     int accumulates;
     const float *bias; /* or NULL */
@@ -156,7 +160,7 @@ typedef struct {
 static inline void store_sums(const Addition *addition, vec sums, int64_t column,
                               int64_t left, float *to)
 {
-    const vec_mask mask = vec_first(left);
+    const vec_mask mask = vec_mask_first(left);
     if (addition->accumulates)
         sums += left >= LANES ? vec_load(to) : vec_load_masked(mask, to);
     if (addition->bias) {

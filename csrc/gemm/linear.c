@@ -30,22 +30,23 @@ static inline vec add_products(const int is_int8, vec sums, const uint8_t *group
 _Static_assert(LINEAR_TILE_ROWS <= 12, "EACH_ROW has enough rows");
 
 /* Each row has the sums of the first and of the last LANES outputs of a block. */
-#define START(i) vec left##i = zero, right##i = zero;
-#define SUM_UP(i)                                                                      \
+#define START_SUMS(i) vec left##i = zero, right##i = zero;
+#define ADD_PRODUCTS(i)                                                                \
     if (i < count) {                                                                   \
         left##i = add_products(is_int8, left##i, numbers + i * group, weights);        \
         right##i =                                                                     \
             add_products(is_int8, right##i, numbers + i * group, weights + step / 2);  \
     }
-/* The constant condition tells compilers that no write is behind the end of `sums`. */
-#define KEEP(i)                                                                        \
+/* The constant condition tells compilers that no write is past the end of `sums`. */
+#define STORE_SUMS(i)                                                                  \
     if (i < LINEAR_TILE_ROWS && i < count) {                                           \
         sums[2 * i] = left##i;                                                         \
         sums[2 * i + 1] = right##i;                                                    \
     }
 
-/* Multiply rows `first` to `first + count` of a tile of `rows` rows, which begins with
- * row `row`, by a block of outputs. All but `row` and `block` are literals. */
+/* Multiply `count` rows of a tile, from its row number `first` on, by a block of
+ * outputs. The tile has `rows` rows and begins with row `row` of x. All but `row` and
+ * `block` are literals at each call. */
 static inline __attribute__((always_inline)) void
 multiply_rows(const Product *product, const int is_int8, int64_t row, const int rows,
               const int first, const int count, int64_t block)
@@ -54,24 +55,24 @@ multiply_rows(const Product *product, const int is_int8, int64_t row, const int 
     const int64_t step = step_bytes(is_int8), bytes = groups * step;
     const int64_t group = group_bytes(is_int8);
     const uint8_t *weights = (const uint8_t *)product->linear->packed + block * bytes;
-    /* Prefetching unmapped addresses behind the last block would be slow. */
+    /* Prefetching unmapped addresses past the last block would be slow. */
     const int is_last = block + 1 == num_blocks(product->linear->outputs);
     const int64_t ahead = is_last ? 0 : bytes;
     const uint8_t *numbers =
         product->x->data + row * product->x->stride + first * group;
     const vec zero = vec_set1(0.0f);
-    EACH_ROW(START)
+    EACH_ROW(START_SUMS)
 #pragma GCC unroll UNROLLED
     for (int64_t i = 0; i < groups; i++) {
         /* Prefetch the same step of the next block. */
         if (rows > 1 && first == 0 && i * step % CACHE_LINE == 0)
             prefetch(weights + ahead, step);
-        EACH_ROW(SUM_UP)
+        EACH_ROW(ADD_PRODUCTS)
         weights += step;
         numbers += rows * group;
     }
     vec sums[2 * LINEAR_TILE_ROWS];
-    EACH_ROW(KEEP)
+    EACH_ROW(STORE_SUMS)
     write_results(product, is_int8, sums, row + first, count, block * BLOCK_OUTPUTS);
 }
 
@@ -194,7 +195,7 @@ static td_status linear_new(const float *weight, const float *bias, int64_t outp
         .outputs = outputs, .weight = weight, .bias = bias, .factor = 1.0f};
     const td_status status =
         pack_linear(&weights, 1, inputs, precision, num_threads, &made->map);
-    if (status) {
+    if (status != TD_OK) {
         free(made);
         return status;
     }

@@ -11,12 +11,12 @@
 
 #define MIN_BLOCKS 4 /* of outputs, in a part of parallel_for */
 
-/* Largest sum of rounded weights whose products are added in 16 bits. 255 * 128 fits;
- * rounding may add 2 to a sum. */
+/* Limits of the sum of the absolute weights of one sign whose products with bytes are
+ * added in one integer. In 16 bits, bytes up to 255 allow a sum of 128, and rounding
+ * the weights again may add 2. INT32_MAX / 256 suffices in 32 bits, for bytes up to 255
+ * as for bytes from -128 to 127; rounding again may double a sum, so round_for_sums()
+ * aims at half of it. */
 #define MAX_INT16_SUM 126
-
-/* Largest sum of rounded weights of one sign whose products are added in 32 bits, also
- * where numbers are from -128 to 127. Rounding at most doubles a sum. */
 #define MAX_INT32_SUM (INT32_MAX / 256)
 
 typedef struct {
@@ -63,8 +63,8 @@ static void pack_fp32_blocks(void *shared, int64_t first, int64_t end, int worke
     }
 }
 
-/* Largest sum of values of one sign whose products are added in 16 bits. Of eight
- * inputs, the products of 0, 1, 4 and 5 are added, and those of 2, 3, 6 and 7. */
+/* Largest sum of absolute values of one sign whose products vec_dot_int8() adds in 16
+ * bits: of each eight inputs, numbers 0, 1, 4 and 5, and numbers 2, 3, 6 and 7. */
 static int64_t max_int16_sum(const int8_t *row, int64_t inputs)
 {
     int64_t max = 0;
@@ -101,8 +101,8 @@ static int64_t max_int32_sum(const int8_t *row, int64_t inputs)
     return max_i64(above, below);
 }
 
-/* Round values once more, so coarsely that `sum` becomes about `max`. Returns the
- * factor of the scale. */
+/* Multiply values by max / sum and round them, so that `sum`, a sum of some of them,
+ * becomes about `max`. Returns the factor by which the scale grows. */
 static float round_again(int8_t *row, int64_t inputs, int64_t sum, int64_t max)
 {
     int8_t rounded[UINT8_MAX + 1];
@@ -113,8 +113,8 @@ static float round_again(int8_t *row, int64_t inputs, int64_t sum, int64_t max)
     return (float)sum / (float)max;
 }
 
-/* Round values so coarsely, if need be, that sums of products fit in the integers in
- * which they are added. Returns the factor of the scale. */
+/* Make values smaller, if need be, so that sums of their products fit in the integers
+ * in which they are added. Returns the factor by which the scale grows. */
 static float round_for_sums(int8_t *row, int64_t inputs)
 {
     float factor = 1.0f;

@@ -51,7 +51,7 @@ TD_INTERNAL void pack_backward(void *packing, int64_t first, int64_t end, int wo
         }
 }
 
-/* Pairs of elements of rows `row` and `row` + 1 from a column on; rows behind the last
+/* Pairs of elements of rows `row` and `row` + 1 from a column on; rows past the last
  * are zero. */
 static inline Bf16Pairs pairs_in_panel(td_panels from, int64_t row, int64_t column)
 {

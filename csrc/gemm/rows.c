@@ -38,8 +38,8 @@ static void measure_row(const float *x, int64_t inputs, float *min, float *scale
         widen_range(&other, vec_load(x + i + LANES));
     }
     for (; i < inputs; i += LANES) {
-        /* Lanes behind the end repeat the first number. */
-        const vec_mask mask = vec_first(inputs - i);
+        /* Lanes past the end repeat the first number. */
+        const vec_mask mask = vec_mask_first(inputs - i);
         widen_range(&one,
                     vec_select(mask, vec_load_masked(mask, x + i), vec_set1(x[0])));
     }
@@ -66,8 +66,8 @@ static void round_row(const float *x, int64_t inputs, float min, float scale,
     for (; i + LANES <= inputs; i += LANES, numbers += step)
         vec_store_int8(numbers, stride, (vec_load(x + i) - offset) * per_step);
     if (i < inputs) {
-        /* The weights of bytes behind the end are zero. */
-        const vec value = vec_load_masked(vec_first(inputs - i), x + i);
+        /* The weights of bytes past the end are zero. */
+        const vec value = vec_load_masked(vec_mask_first(inputs - i), x + i);
         vec_store_int8(numbers, stride, (value - offset) * per_step);
     }
 }

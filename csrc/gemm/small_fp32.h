@@ -73,7 +73,7 @@ multiply_small_tile(StridedMatrix a, Matrix b, int64_t inner, Matrix c, int rows
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++)
-            vec_store_first(c.data + r * c.stride + v * LANES, LANES, sums[r][v]);
+            vec_store(c.data + r * c.stride + v * LANES, sums[r][v]);
 }
 
 static inline __attribute__((always_inline)) void

@@ -154,8 +154,9 @@ typedef struct td_layer_norm {
  * losses replaces the logits.
  *
  * With `consistency` alpha, rows r and rows/2 + r are two passes over one token (Liang
- * et al., 2021). Both losses of a row then count half, and the smoothed one includes
- * alpha/4 times the divergence from its row's distribution to that of the other. */
+ * et al., 2021). Both losses of each row are then halved, and alpha/4 times D(p, q) is
+ * added to the smoothed loss: the Kullback-Leibler divergence from the distribution p
+ * of the row to q of the other pass. */
 typedef struct td_cross_entropy {
     int64_t rows, vocab;    /* rows: even with consistency */
     float *logits;          /* [rows, vocab]; NULL if they are in bf16 */
@@ -343,8 +344,7 @@ typedef struct td_nn_api {
  * of linear maps once more, with larger scales. */
 typedef enum td_precision { TD_FP32 = 0, TD_INT8 = 1 } td_precision;
 
-/* Layer norm of the sum behind each sub-layer (the paper), or of a sub-layer's input.
- */
+/* Layer norm of the sum after each sub-layer (the paper), or of a sub-layer's input. */
 typedef enum td_norm { TD_POST_NORM = 0, TD_PRE_NORM = 1 } td_norm;
 
 /* Scores of attention: dot products divided by sqrt(d_k) (equation 1), dot products, or

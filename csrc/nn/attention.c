@@ -92,12 +92,12 @@ static void masked_softmax(float *scores, const uint8_t *mask, int64_t keys,
     vec sums = vec_set1(0.0f);
     for (int64_t key = 0; key < width; key += LANES) {
         const vec power = vec_exp(vec_load(scores + key) - max);
-        vec_store_first(scores + key, LANES, power);
+        vec_store(scores + key, power);
         sums += power;
     }
     const vec inverse = vec_set1(1.0f / vec_reduce_add(sums));
     for (int64_t key = 0; key < width; key += LANES)
-        vec_store_first(scores + key, LANES, vec_load(scores + key) * inverse);
+        vec_store(scores + key, vec_load(scores + key) * inverse);
 }
 
 /* Turn the gradient of a query's weights p = softmax(scale s) into that of its scores
@@ -113,8 +113,7 @@ static void softmax_backward(float *gradient, const float *weights, int64_t widt
     const vec sum = vec_set1(vec_reduce_add(sums)), scales = vec_set1(scale);
     for (int64_t key = 0; key < width; key += LANES) {
         const vec difference = vec_load(gradient + key) - sum;
-        vec_store_first(gradient + key, LANES,
-                        vec_load(weights + key) * difference * scales);
+        vec_store(gradient + key, vec_load(weights + key) * difference * scales);
     }
 }
 

@@ -11,12 +11,12 @@
 
 #define MIN_LOSS_ROWS 4 /* of a part of parallel_for */
 
-/* Load LANES logits, or the last `left` of a row with `padding` behind them. */
+/* Load LANES logits, or the last `left` of a row followed by `padding`. */
 static inline vec load_logits(const float *row, int64_t left, float padding)
 {
     if (left >= LANES)
         return vec_load(row);
-    const vec_mask first = vec_first(left);
+    const vec_mask first = vec_mask_first(left);
     return vec_select(first, vec_load_masked(first, row), vec_set1(padding));
 }
 
@@ -56,14 +56,15 @@ static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
     c->smoothed[row] = smoothed_loss(c->smoothing, log_true, mean_log);
 }
 
-/* One of two passes over a token, with sums over its logits, lane by lane. */
+/* One of two passes over a token: its logits, and sums over them, lane by lane. */
 typedef struct {
     float *logits;
     vec maxima, sums;
-    vec powers, products; /* e^(logit - max), and its product with the difference of the
-                             logits of both passes */
-    float max, log_total;
-    float divergence; /* from its distribution to that of the other pass */
+    vec powers;   /* sums of e^(logit - max) */
+    vec products; /* sums of e^(logit - max) (logit - logit of the other pass) */
+    float max;
+    float log_total;  /* log of the sum of e^logit */
+    float divergence; /* D(p, q) from this pass's distribution to the other's */
 } Pass;
 
 static void begin_pass(Pass *pass, float *logits, int64_t vocab)
@@ -78,7 +79,8 @@ static void begin_pass(Pass *pass, float *logits, int64_t vocab)
     pass->max = vec_reduce_max(pass->maxima);
 }
 
-/* Add exponentials, and their products with the differences of the logits. */
+/* Add the exponentials of LANES logits, and their products with `difference`, these
+ * logits minus those of the other pass. */
 static inline void add_powers(Pass *pass, int64_t i, int64_t vocab, vec difference)
 {
     const vec low = load_logits(pass->logits + i, vocab - i, -INFINITY);
@@ -92,12 +94,13 @@ static float log_total(const Pass *pass)
     return pass->max + logf(vec_reduce_add(pass->powers));
 }
 
-/* Kullback-Leibler divergence D(p, q): the mean of log p - log q under p. */
+/* Kullback-Leibler divergence D(p, q): the mean of log p - log q under p, where log p
+ * is logit - log_total. */
 static float divergence(const Pass *from, const Pass *to)
 {
-    const float difference =
+    const float mean_difference =
         vec_reduce_add(from->products) / vec_reduce_add(from->powers);
-    return difference - from->log_total + to->log_total;
+    return mean_difference - from->log_total + to->log_total;
 }
 
 /* Write both losses of a pass, and subtract the target from its gradient. */

@@ -38,8 +38,9 @@ static inline vec_u32 hash_lanes(vec_u32 x)
     return x;
 }
 
-/* Masks of LANES elements of the first half of a row, from the lower bits of random
- * numbers, and of LANES elements of the second half, from the upper bits. */
+/* Masks of 2 LANES elements from LANES random numbers. Number i of a row, counted from
+ * 0, has the mask of element i in its lower bits, and in its upper bits that of element
+ * half_of_masks() + i, in the second half of the row. */
 typedef struct {
     vec_i32 lower, upper; /* -1 for kept elements, else 0 */
 } KeptMasks;
@@ -50,7 +51,8 @@ static inline int64_t half_of_masks(int64_t width)
     return round_up(width, MASK_MULTIPLE) / 2;
 }
 
-/* Draw the masks of random numbers `first` to `first` + LANES - 1. */
+/* Draw the masks of random numbers `first` to `first` + LANES - 1 of the tensor, each
+ * of which is a hash of its own index. */
 static inline KeptMasks draw_lanes(const td_dropout *dropout, uint32_t first)
 {
     vec_u32 random;
@@ -80,12 +82,10 @@ static inline void drop_row(const td_dropout *dropout, int64_t row, int64_t widt
     const float scale = dropout->rate.scale;
     for (int64_t i = 0; i < half && i < width; i += LANES) {
         const KeptMasks kept = draw_lanes(dropout, first + (uint32_t)i);
-        vec_store_first(y + i, LANES,
-                        vec_load(x + i) * dropout_factors(kept.lower, scale));
+        vec_store(y + i, vec_load(x + i) * dropout_factors(kept.lower, scale));
         if (half + i < width)
-            vec_store_first(y + half + i, LANES,
-                            vec_load(x + half + i) *
-                                dropout_factors(kept.upper, scale));
+            vec_store(y + half + i,
+                      vec_load(x + half + i) * dropout_factors(kept.upper, scale));
     }
 }
 

@@ -40,7 +40,7 @@ static void normalize_row(const td_layer_norm *n, int64_t row)
     vec sums = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
         const vec sum = vec_load(x + i) + vec_load(normalized + i);
-        vec_store_first(normalized + i, LANES, sum);
+        vec_store(normalized + i, sum);
         sums += sum;
     }
     const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
@@ -53,9 +53,8 @@ static void normalize_row(const td_layer_norm *n, int64_t row)
     const float inverse = 1.0f / sqrtf(variance + n->epsilon);
     for (int64_t i = 0; i < width; i += LANES) {
         const vec result = (vec_load(normalized + i) - mean) * vec_set1(inverse);
-        vec_store_first(normalized + i, LANES, result);
-        vec_store_first(y + i, LANES,
-                        vec_fma(result, vec_load(n->gain + i), vec_load(n->bias + i)));
+        vec_store(normalized + i, result);
+        vec_store(y + i, vec_fma(result, vec_load(n->gain + i), vec_load(n->bias + i)));
     }
     if (n->bf16_y.data)
         round_into_panels(n->bf16_y, row, 0, width, y);
@@ -91,9 +90,8 @@ static void norm_row_backward(const td_layer_norm *n, int64_t row, float *grad_g
         const vec g = gradient * vec_load(n->gain + i);
         sums += g;
         products = vec_fma(g, z, products);
-        vec_store_first(grad_gain + i, LANES,
-                        vec_fma(gradient, z, vec_load(grad_gain + i)));
-        vec_store_first(grad_bias + i, LANES, vec_load(grad_bias + i) + gradient);
+        vec_store(grad_gain + i, vec_fma(gradient, z, vec_load(grad_gain + i)));
+        vec_store(grad_bias + i, vec_load(grad_bias + i) + gradient);
     }
     const vec mean = vec_set1(vec_reduce_add(sums) / (float)width);
     const vec mean_product = vec_set1(vec_reduce_add(products) / (float)width);
@@ -101,7 +99,7 @@ static void norm_row_backward(const td_layer_norm *n, int64_t row, float *grad_g
     for (int64_t i = 0; i < width; i += LANES) {
         const vec g = vec_load(grad_y + i) * vec_load(n->gain + i);
         const vec difference = g - mean - vec_load(normalized + i) * mean_product;
-        vec_store_first(grad_x + i, LANES, difference * inverse);
+        vec_store(grad_x + i, difference * inverse);
     }
 }
 

@@ -9,10 +9,10 @@
 
 #define MIN_LINEAR_ROWS 16 /* of a part of parallel_for, for element-wise work */
 #define SUM_COLUMNS 16     /* columns that are summed together: a cache line */
-#define STRIP 32           /* rows of a product in bf16 that are computed together */
+#define STRIP_ROWS 32      /* of a product in bf16, computed together */
 #define MIN_STRIPS 6       /* of a part of parallel_for */
 
-/* Strips of a gradient that stay in the cache of a core. */
+/* Transposed strips of grad_y that stay in the cache of a core. */
 #define TRANSPOSED_STRIPS 4
 
 /* Matrix with contiguous rows, as a factor of a product, and its transpose. */
@@ -65,11 +65,12 @@ static void multiply_strips(void *shared, int64_t first, int64_t end, int worker
 {
     (void)worker;
     const Bf16Product *p = shared;
-    const RowSpan rows = {first * STRIP, min_i64(end * STRIP, p->x.rows)};
+    const RowSpan rows = {first * STRIP_ROWS, min_i64(end * STRIP_ROWS, p->x.rows)};
     multiply_bf16(p->x, rows, p->matrix, p->epilogue);
 }
 
-/* Strips of a part: the whole share of a thread, which then reads the matrix once. */
+/* Smallest number of strips of a part: the whole share of a thread, which then reads
+ * the matrix once. */
 static int64_t min_strips(int64_t strips, int num_threads)
 {
     return max_i64(ceil_div(strips, num_threads), MIN_STRIPS);
@@ -77,7 +78,7 @@ static int64_t min_strips(int64_t strips, int num_threads)
 
 TD_INTERNAL void run_bf16_product(Bf16Product product, int num_threads)
 {
-    const int64_t strips = ceil_div(product.x.rows, STRIP);
+    const int64_t strips = ceil_div(product.x.rows, STRIP_ROWS);
     parallel_for(multiply_strips, &product, strips, min_strips(strips, num_threads),
                  num_threads);
 }
@@ -155,15 +156,15 @@ static void sum_columns(void *shared, int64_t first, int64_t end, int worker)
                 vec element = vec_load(elements + v * LANES);
                 if (c->relu_y) {
                     const float *y = c->relu_y + row * c->width + at;
-                    const vec_mask is_on = vec_gt_zero(vec_load(y + v * LANES));
-                    element = vec_select(is_on, element * scale, zero);
-                    vec_store_first(elements + v * LANES, LANES, element);
+                    const vec_mask is_positive = vec_gt_zero(vec_load(y + v * LANES));
+                    element = vec_select(is_positive, element * scale, zero);
+                    vec_store(elements + v * LANES, element);
                 }
                 sums[v] += element;
             }
         }
         for (int v = 0; v < SUM_COLUMNS / LANES; v++)
-            vec_store_first(c->sums + at + v * LANES, LANES, sums[v]);
+            vec_store(c->sums + at + v * LANES, sums[v]);
     }
 }
 
@@ -204,13 +205,13 @@ static void sum_panel(td_panels rows, int64_t column, float *sums)
         for (int v = 0; v < PANEL_WIDTH / LANES; v++)
             all[v] += vec_from_bf16(panel_element(rows, row, column + v * LANES));
     for (int v = 0; v < PANEL_WIDTH / LANES; v++)
-        vec_store_first(sums + column + v * LANES, LANES, all[v]);
+        vec_store(sums + column + v * LANES, all[v]);
 }
 
 TD_INTERNAL int64_t transposed_size(int64_t rows)
 {
     /* Without rows, the gradient is the product with a panel of zeros. */
-    return TRANSPOSED_STRIPS * STRIP * round_up_to_panels(max_i64(rows, 1));
+    return TRANSPOSED_STRIPS * STRIP_ROWS * round_up_to_panels(max_i64(rows, 1));
 }
 
 static void weight_gradient_strips(void *shared, int64_t first, int64_t end, int worker)
@@ -218,9 +219,9 @@ static void weight_gradient_strips(void *shared, int64_t first, int64_t end, int
     const WeightGradient *g = shared;
     td_panels strips = {g->transposed + worker * transposed_size(g->grad_y.rows), 0};
     for (int64_t strip = first; strip < end; strip += TRANSPOSED_STRIPS) {
-        const int64_t output = strip * STRIP;
-        strips.rows = min_i64(end - strip, TRANSPOSED_STRIPS) * STRIP;
-        for (int64_t row = 0; row < strips.rows; row += STRIP) {
+        const int64_t output = strip * STRIP_ROWS;
+        strips.rows = min_i64(end - strip, TRANSPOSED_STRIPS) * STRIP_ROWS;
+        for (int64_t row = 0; row < strips.rows; row += STRIP_ROWS) {
             if (g->bias)
                 sum_panel(g->grad_y, output + row, g->bias);
             transpose_panel(g->grad_y, output + row, strips, row);
@@ -235,7 +236,7 @@ static void weight_gradient_strips(void *shared, int64_t first, int64_t end, int
 
 TD_INTERNAL void run_weight_gradient(WeightGradient gradient, int num_threads)
 {
-    const int64_t strips = ceil_div(gradient.outputs, STRIP);
+    const int64_t strips = ceil_div(gradient.outputs, STRIP_ROWS);
     parallel_for(weight_gradient_strips, &gradient, strips,
                  min_strips(strips, num_threads), num_threads);
 }

@@ -14,6 +14,7 @@
 #include "sizes.h"
 
 #define STRIP_WIDTH (TILE_VECTORS * LANES) /* columns that are multiplied together */
+#define FACTORS_PER_STEP 3                 /* a, b and c of td_muon */
 
 /* One thread's workspace for X [rows, columns], a matrix or the transpose of a tall
  * one, so that rows <= columns. */
@@ -77,7 +78,7 @@ static void scale_floats(float *x, int64_t count, float factor)
 {
     const vec factors = vec_set1(factor);
     for (int64_t i = 0; i < count; i += LANES)
-        vec_store_first(x + i, LANES, vec_load(x + i) * factors);
+        vec_store(x + i, vec_load(x + i) * factors);
 }
 
 /* Copy the lower triangle of a symmetric matrix to the upper one. */
@@ -193,7 +194,7 @@ static void form_polynomial(float b, float c, MuonWorkspace work)
     for (int64_t i = 0; i < work.rows * work.rows; i += LANES) {
         const vec fourth = fourth_factor * vec_load(work.polynomial + i);
         const vec sum = vec_fma(square_factor, vec_load(work.square + i), fourth);
-        vec_store_first(work.polynomial + i, LANES, sum);
+        vec_store(work.polynomial + i, sum);
     }
 }
 
@@ -204,7 +205,8 @@ static void orthogonalize(const td_muon *m, MuonWorkspace work)
     scale_floats(work.x, size, 1.0f / (norm_of(work.x, size) + m->epsilon));
     for (int64_t step = 0; step < m->steps; step++) {
         /* X <- a X + P X, where P = b S + c S S and S = X X^T */
-        const float *abc = m->factors + step * 3;
+        const float *factors = m->factors + step * FACTORS_PER_STEP;
+        const float a = factors[0], b = factors[1], c = factors[2];
         (m->is_bf16 ? form_square_in_bf16 : form_square)(work);
         mirror(work.square, work.rows);
         if (step == 0) {
@@ -216,8 +218,8 @@ static void orthogonalize(const td_muon *m, MuonWorkspace work)
         }
         (m->is_bf16 ? form_fourth_power_in_bf16 : form_fourth_power)(work);
         mirror(work.polynomial, work.rows);
-        form_polynomial(abc[1], abc[2], work);
-        (m->is_bf16 ? apply_polynomial_in_bf16 : apply_polynomial)(abc[0], work);
+        form_polynomial(b, c, work);
+        (m->is_bf16 ? apply_polynomial_in_bf16 : apply_polynomial)(a, work);
     }
 }
 
@@ -232,8 +234,8 @@ static void update_momentum(const td_muon *m, int64_t item, float *nesterov)
         const vec newest = vec_load(gradient + i);
         vec mean = vec_load(momentum + i);
         mean = vec_fma(share, newest - mean, mean);
-        vec_store_first(momentum + i, LANES, mean);
-        vec_store_first(nesterov + i, LANES, vec_fma(share, newest - mean, mean));
+        vec_store(momentum + i, mean);
+        vec_store(nesterov + i, vec_fma(share, newest - mean, mean));
     }
 }
 
@@ -243,7 +245,7 @@ static void apply_update(const td_muon *m, int64_t item, const float *update)
     const vec factor = vec_set1(-m->rate);
     for (int64_t i = 0; i < m->rows * m->columns; i += LANES) {
         const vec moved = vec_fma(factor, vec_load(update + i), vec_load(weight + i));
-        vec_store_first(weight + i, LANES, moved);
+        vec_store(weight + i, moved);
     }
 }
 

@@ -45,13 +45,13 @@ typedef struct {
     td_panels logits;
 } LogitRows;
 
-/* Load LANES logits of a row from a column on, with `padding` behind the vocabulary. */
+/* Load LANES logits of a row from a column on, with `padding` past the vocabulary. */
 static inline vec load_panel_logits(const LogitRows *l, int64_t row, int64_t column,
                                     float padding)
 {
     const vec x = vec_from_bf16(panel_element(l->logits, row, column));
     const int64_t left = l->loss->vocab - column;
-    return left >= LANES ? x : vec_select(vec_first(left), x, vec_set1(padding));
+    return left >= LANES ? x : vec_select(vec_mask_first(left), x, vec_set1(padding));
 }
 
 /* Sums over a row's logits, lane by lane; powers are e^(logit - max). */
@@ -104,8 +104,8 @@ static void differentiate_logits(const LogitRows *l, RowSpan rows, const RowSums
                 const vec x = load_panel_logits(l, row, column, -INFINITY);
                 vec gradient = vec_exp(x - total) - uniform;
                 if (column + LANES > vocab)
-                    gradient =
-                        vec_select(vec_first(vocab - column), gradient, vec_set1(0.0f));
+                    gradient = vec_select(vec_mask_first(vocab - column), gradient,
+                                          vec_set1(0.0f));
                 vec_store_bf16(panel_element(l->logits, row, column), gradient);
             }
         }

@@ -16,10 +16,10 @@ static void forward_cells(const td_recurrence *r, int64_t at)
         const vec forget = vec_sigmoid(vec_load(r->gate + i));
         const vec new = (one - forget) * vec_load(r->candidate + i);
         const vec cell = vec_fma(forget, before, new);
-        vec_store_first(r->forget + i, LANES, forget);
-        vec_store_first(r->cells + i, LANES, cell);
+        vec_store(r->forget + i, forget);
+        vec_store(r->cells + i, cell);
         /* vec_max returns its second argument if that is NaN. */
-        vec_store_first(r->output + i, LANES, vec_max(zero, cell));
+        vec_store(r->output + i, vec_max(zero, cell));
     }
 }
 
@@ -44,9 +44,9 @@ static void backward_cells(const td_recurrence *r, int64_t at)
                 vec_select(vec_gt_zero(cell), vec_load(r->grad_output + i), zero);
             const vec grad_cell = from_output + from_next;
             const vec rest = one - forget;
-            vec_store_first(r->grad_candidate + i, LANES, rest * grad_cell);
-            vec_store_first(r->grad_gate + i, LANES,
-                            grad_cell * (before - candidate) * forget * rest);
+            vec_store(r->grad_candidate + i, rest * grad_cell);
+            vec_store(r->grad_gate + i,
+                      grad_cell * (before - candidate) * forget * rest);
             from_next = forget * grad_cell;
         }
     }

@@ -372,7 +372,7 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     return y;
 }
 
-/* The buffer, of the two of the workspace, that does not hold this gradient. */
+/* That of the two buffers for gradients which does not hold this one. */
 static float *other_buffer(const StackWorkspace *work, const float *grad_y)
 {
     return work->grad_y[grad_y == work->grad_y[0]];

@@ -76,7 +76,8 @@ typedef struct {
 /* Workspace of one part. */
 typedef struct {
     float *addend;              /* [rows, d_model]: output of a sub-layer */
-    float *grad_y[2];           /* [rows, d_model] each: gradients of x, by turns */
+    float *grad_y[2];           /* [rows, d_model] each: gradients of the inputs of
+                                   consecutive sub-layers, by turns */
     float *grad_heads;          /* [rows, heads * d_v] */
     Activations grad_addend;    /* [rows, d_model] */
     Activations grad_query;     /* [rows, heads * d_k] */

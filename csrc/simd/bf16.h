@@ -25,7 +25,8 @@ static inline void narrow(int64_t count, const float *from, td_bf16 *to)
         vec_store_bf16(to + i, vec_load(from + i));
     if (whole < count) {
         td_bf16 rest[LANES];
-        vec_store_bf16(rest, vec_load_masked(vec_first(count - whole), from + whole));
+        vec_store_bf16(rest,
+                       vec_load_masked(vec_mask_first(count - whole), from + whole));
         memcpy(to + whole, rest, (size_t)(count - whole) * sizeof *rest);
     }
 }

@@ -17,9 +17,8 @@ typedef __m512i Bf16Pairs;
 
 static inline Bf16Pairs zero_bf16_pairs(void) { return _mm512_setzero_si512(); }
 
-/* Pairs of the first BF16_PAIRS elements of two rows, the second `stride` numbers
- * behind the first. Without a second row, its numbers are zero and nothing is read
- * there. */
+/* Pairs of the first BF16_PAIRS elements of two rows, which begin `stride` numbers
+ * apart. Without a second row, its numbers are zero and nothing is read there. */
 static inline Bf16Pairs interleave_bf16(const td_bf16 *from, int64_t stride,
                                         int has_second)
 {
@@ -40,6 +39,9 @@ static inline void store_bf16_pairs(td_bf16 *to, Bf16Pairs pairs)
 {
     _mm512_storeu_si512(to, pairs);
 }
+
+#define EVEN_QUARTERS 0x88 /* quarters 0 and 2 of both operands of shuffle_i32x4 */
+#define ODD_QUARTERS 0xDD  /* quarters 1 and 3 */
 
 /* Transpose BF16_PAIRS rows of BF16_PAIRS pairs in place: four stages interleave pairs
  * of rows 1, 2, 4 and 8 apart. */
@@ -63,14 +65,16 @@ static inline void transpose_bf16_pairs(Bf16Pairs *rows)
     for (int r = 0; r < 4; r++)
         for (int half = 0; half < 2; half++) {
             const Bf16Pairs one = rows[8 * half + r], other = rows[8 * half + r + 4];
-            swapped[4 * half + r] = _mm512_shuffle_i32x4(one, other, 0x88);
-            swapped[4 * half + r + 8] = _mm512_shuffle_i32x4(one, other, 0xDD);
+            swapped[4 * half + r] = _mm512_shuffle_i32x4(one, other, EVEN_QUARTERS);
+            swapped[4 * half + r + 8] = _mm512_shuffle_i32x4(one, other, ODD_QUARTERS);
         }
     for (int r = 0; r < 4; r++) {
-        rows[r] = _mm512_shuffle_i32x4(swapped[r], swapped[r + 4], 0x88);
-        rows[r + 8] = _mm512_shuffle_i32x4(swapped[r], swapped[r + 4], 0xDD);
-        rows[r + 4] = _mm512_shuffle_i32x4(swapped[r + 8], swapped[r + 12], 0x88);
-        rows[r + 12] = _mm512_shuffle_i32x4(swapped[r + 8], swapped[r + 12], 0xDD);
+        const Bf16Pairs one = swapped[r], other = swapped[r + 4];
+        const Bf16Pairs third = swapped[r + 8], fourth = swapped[r + 12];
+        rows[r] = _mm512_shuffle_i32x4(one, other, EVEN_QUARTERS);
+        rows[r + 8] = _mm512_shuffle_i32x4(one, other, ODD_QUARTERS);
+        rows[r + 4] = _mm512_shuffle_i32x4(third, fourth, EVEN_QUARTERS);
+        rows[r + 12] = _mm512_shuffle_i32x4(third, fourth, ODD_QUARTERS);
     }
 }
 

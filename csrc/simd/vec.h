@@ -30,6 +30,9 @@ typedef int32_t vec_i32 __attribute__((vector_size(sizeof(vec))));
 
 #define TRANSPOSE_SIDE 8 /* rows and columns that transpose_8x8 transposes */
 
+/* Store all lanes. */
+static inline void vec_store(float *to, vec x) { vec_store_first(to, LANES, x); }
+
 static inline int64_t round_up_to_lanes(int64_t count)
 {
     return round_up(count, LANES);

@@ -7,6 +7,9 @@
 
 typedef __m256 vec8;
 
+#define LOWER_HALVES 0x20 /* of both operands of permute2f128 */
+#define UPPER_HALVES 0x31
+
 /* Horizontal additions of neighbours: of 2, then 4 lanes of each vector, then of its
  * halves. */
 static inline vec8 sum_each_of_8(const vec8 x[8])
@@ -15,8 +18,8 @@ static inline vec8 sum_each_of_8(const vec8 x[8])
         _mm256_hadd_ps(_mm256_hadd_ps(x[0], x[1]), _mm256_hadd_ps(x[2], x[3]));
     const vec8 last =
         _mm256_hadd_ps(_mm256_hadd_ps(x[4], x[5]), _mm256_hadd_ps(x[6], x[7]));
-    return _mm256_add_ps(_mm256_permute2f128_ps(first, last, 0x20),
-                         _mm256_permute2f128_ps(first, last, 0x31));
+    return _mm256_add_ps(_mm256_permute2f128_ps(first, last, LOWER_HALVES),
+                         _mm256_permute2f128_ps(first, last, UPPER_HALVES));
 }
 
 /* Three stages interleave elements, pairs and halves. With letters for rows and digits
@@ -46,10 +49,10 @@ static inline void transpose_8x8(const float *from, int64_t stride, float *to,
         }
     for (int i = 0; i < 4; i++)
         _mm256_storeu_ps(to + i * to_stride,
-                         _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x20));
+                         _mm256_permute2f128_ps(fours[i], fours[i + 4], LOWER_HALVES));
     for (int i = 0; i < 4; i++)
         _mm256_storeu_ps(to + (i + 4) * to_stride,
-                         _mm256_permute2f128_ps(fours[i], fours[i + 4], 0x31));
+                         _mm256_permute2f128_ps(fours[i], fours[i + 4], UPPER_HALVES));
 }
 
 #endif

@@ -8,13 +8,14 @@
 #include <string.h>
 
 #include "simd/vec8_x86.h"
+#include "sizes.h"
 
 #define LANES 8
 
 typedef __m256 vec;
 typedef __m256i vec_mask; /* all bits of a lane, or none */
 
-static inline vec_mask vec_first(int64_t left)
+static inline vec_mask vec_mask_first(int64_t left)
 {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const int first = left <= 0 ? 0 : left >= LANES ? LANES : (int)left;
@@ -46,7 +47,7 @@ static inline void vec_store_first(float *to, int64_t left, vec x)
     if (left >= LANES)
         _mm256_storeu_ps(to, x);
     else
-        _mm256_maskstore_ps(to, vec_first(left), x);
+        _mm256_maskstore_ps(to, vec_mask_first(left), x);
 }
 
 static inline vec vec_fma(vec one, vec other, vec sum)
@@ -97,8 +98,9 @@ static inline uint32_t vec_sign_bits(vec x) { return (uint32_t)_mm256_movemask_p
 
 static inline float vec_reduce_max(vec x)
 {
-    __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    const __m128 four =
+        _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
 
@@ -109,8 +111,9 @@ static inline float vec_reduce_min(vec x)
 
 static inline float vec_reduce_add(vec x)
 {
-    __m128 four = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    const __m128 four =
+        _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
@@ -180,12 +183,14 @@ static inline vec vec_from_bf16(const uint16_t *from)
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const __m256i bits = _mm256_castps_si256(x);
-    const __m256i odd =
+    /* Add half of the last bit that is kept, less the least bit unless that bit is 1.
+     */
+    const __m256i last =
         _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    const __m256i half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7FFF));
     __m256i nearest = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
     const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
-    nearest = _mm256_blendv_epi8(nearest, _mm256_set1_epi32(0x7FC0), is_nan);
+    nearest = _mm256_blendv_epi8(nearest, _mm256_set1_epi32(BF16_NAN), is_nan);
     const __m256i halves = _mm256_packus_epi32(nearest, nearest);
     _mm_storeu_si128((__m128i *)to,
                      _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));

@@ -8,13 +8,14 @@
 #include <string.h>
 
 #include "simd/vec8_x86.h"
+#include "sizes.h"
 
 #define LANES 16
 
 typedef __m512 vec;
 typedef __mmask16 vec_mask;
 
-static inline vec_mask vec_first(int64_t left)
+static inline vec_mask vec_mask_first(int64_t left)
 {
     if (left <= 0)
         return 0;
@@ -42,7 +43,7 @@ static inline vec vec_load_masked(vec_mask mask, const float *from)
 
 static inline void vec_store_first(float *to, int64_t left, vec x)
 {
-    _mm512_mask_storeu_ps(to, vec_first(left), x);
+    _mm512_mask_storeu_ps(to, vec_mask_first(left), x);
 }
 
 static inline vec vec_fma(vec one, vec other, vec sum)
@@ -143,12 +144,14 @@ static inline vec vec_from_bf16(const uint16_t *from)
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd =
+    /* Add half of the last bit that is kept, less the least bit unless that bit is 1.
+     */
+    const __m512i last =
         _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF));
+    const __m512i half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7FFF));
     __m512i nearest = _mm512_srli_epi32(_mm512_add_epi32(bits, half), 16);
     const vec_mask is_nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-    nearest = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(0x7FC0));
+    nearest = _mm512_mask_mov_epi32(nearest, is_nan, _mm512_set1_epi32(BF16_NAN));
     _mm256_storeu_si256((__m256i *)to, _mm512_cvtepi32_epi16(nearest));
 }
 

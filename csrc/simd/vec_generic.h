@@ -19,6 +19,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "sizes.h"
+
 #if defined(__ASSOCIATIVE_MATH__) && !defined(TD_GENERIC_PARTS)
 /* vec_exp subtracts n ln 2 in two steps, which must not be merged. */
 #error "The generic vectors need -fno-associative-math"
@@ -48,7 +50,7 @@ static inline vec vec_dot_int8(vec sums, const uint8_t *group, const uint8_t *we
 static inline void vec_store_int8(uint8_t *to, int64_t stride, vec x);
 
 /* Mask of the first `left` lanes; `left` may be 0, negative or above LANES. */
-static inline vec_mask vec_first(int64_t left)
+static inline vec_mask vec_mask_first(int64_t left)
 {
     const vec_mask lanes = {0, 1, 2, 3, 4, 5, 6, 7};
     const int32_t count = left <= 0 ? 0 : left >= LANES ? LANES : (int32_t)left;
@@ -88,7 +90,7 @@ static inline vec vec_load_masked(vec_mask mask, const float *from)
     return x;
 }
 
-/* Store the first `left` lanes, and write nothing behind them. */
+/* Store the first `left` lanes, and write nothing after them. */
 static inline void vec_store_first(float *to, int64_t left, vec x)
 {
     if (left >= LANES)
@@ -201,9 +203,11 @@ static inline vec vec_from_bf16(const uint16_t *from)
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const GenericBits bits = (GenericBits)x;
+    /* Add half of the last bit that is kept, less the least bit unless that bit is 1.
+     */
     const GenericBits nearest = (bits + ((bits >> 16 & 1u) + 0x7FFFu)) >> 16;
     const GenericBits is_nan = (GenericBits)(x != x);
-    const GenericBits rounded = (nearest & ~is_nan) | (is_nan & 0x7FC0u);
+    const GenericBits rounded = (nearest & ~is_nan) | (is_nan & (uint32_t)BF16_NAN);
     const GenericHalves halves = __builtin_convertvector(rounded, GenericHalves);
     memcpy(to, &halves, sizeof halves);
 }

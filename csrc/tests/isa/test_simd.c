@@ -9,7 +9,7 @@
 #include "simd/vec.h"
 #include "tests/check.h"
 
-static void get(vec x, float *lanes) { vec_store_first(lanes, LANES, x); }
+static void get(vec x, float *lanes) { vec_store(lanes, x); }
 
 static uint32_t bits_of(float x)
 {
@@ -35,10 +35,10 @@ static void masks_choose_the_first_lanes(void)
         float from[LANES], got[LANES], to[LANES + 4];
         for (int i = 0; i < LANES; i++)
             from[i] = 1.0f + random_float(&state);
-        get(vec_load_masked(vec_first(left), from), got);
+        get(vec_load_masked(vec_mask_first(left), from), got);
         for (int i = 0; i < LANES; i++)
             CHECK(got[i] == (i < left ? from[i] : 0.0f));
-        get(vec_select(vec_first(left), vec_set1(1.0f), vec_set1(NAN)), got);
+        get(vec_select(vec_mask_first(left), vec_set1(1.0f), vec_set1(NAN)), got);
         for (int i = 0; i < LANES; i++)
             CHECK(i < left ? got[i] == 1.0f : isnan(got[i]));
         for (int i = 0; i < LANES + 4; i++)
@@ -56,7 +56,8 @@ static void masked_lanes_are_not_read(void)
         float *from = calloc((size_t)left, sizeof *from);
         for (int64_t i = 0; i < left; i++)
             from[i] = 1.0f;
-        CHECK_NEAR(vec_reduce_add(vec_load_masked(vec_first(left), from)), left, 0);
+        CHECK_NEAR(vec_reduce_add(vec_load_masked(vec_mask_first(left), from)), left,
+                   0);
         vec_store_first(from, left, vec_set1(2.0f));
         CHECK(from[left - 1] == 2.0f);
         free(from);
