@@ -200,6 +200,16 @@ def test_a_restricted_model_equals_its_masked_form(shape, r, prepare):
     )
 
 
+def test_fewer_queries_than_keys_are_the_last_positions():
+    band = Band.of(3, is_causal=True)
+    ours = RestrictedSelfAttention(16, 2, 16, 32, "scaled", 0.0, band)
+    keys = torch.randn(2, LONG, 16)
+    expected = ours(keys, keys, None)[:, -5:]
+    for module in (ours, fuse(ours)):
+        output = module(keys[:, -5:], keys, None)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_a_band_reaches_to_both_sides_or_back_only():
     assert Band.of(40, is_causal=False) == Band(block=40, before=40, after=40)
     assert Band.of(3, is_causal=True) == Band(block=32, before=3, after=0)
