@@ -400,11 +400,11 @@ def may_have_gpu() -> bool:
 def gomp_parallel() -> int | None:
     """Return the address of `GOMP_parallel` in PyTorch's OpenMP, or None.
 
-    With the address, the native library computes on PyTorch's threads. With None it has
-    threads of its own, and does not wait for a thread that is late. PyTorch's threads
-    are better only if they spin for long after each operator, since they then occupy
-    the cores. The threads of LLVM's OpenMP do, and those of GCC's OpenMP unless
-    `spins_briefly`. Both libraries have the function.
+    The native library computes on PyTorch's threads if it has the address, otherwise on
+    threads of its own, which never wait for a late one. PyTorch's threads are better
+    only if they spin for long after each operator, and so occupy the cores anyway:
+    those of LLVM's OpenMP do, and those of GCC's OpenMP unless `spins_briefly`. Both
+    libraries have the function.
     """
     if (library := _openmp()) is None:
         return None

@@ -484,4 +484,5 @@ def _examples(
 
 
 def _by_difference(example: Example) -> tuple[float, int]:
+    """Sort key: the largest difference first, and of equal ones the first line."""
     return -abs(example.difference), example.line

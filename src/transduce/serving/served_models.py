@@ -232,7 +232,7 @@ def _require_any(models: Sequence[ServedModel]) -> None:
     if not models:
         raise RequestError(
             "A model must be served that can do this, but none is; /v1/models tells "
-            "what those that are do."
+            "what each model does."
         )
 
 

@@ -439,7 +439,7 @@ def learn_dictionary(
     word in the same sentence pair are used, which bounds the memory.
     """
     links = sum(_num_links(pair) for pair in _usable(read()))
-    every = -(-links // max_links) or 1
+    every = sampling_interval(links, max_links)
     words = _Words(tokenizer)
     pairs: list[IdPair] = [
         (words.ids(pair.source), words.ids(pair.target))
@@ -455,6 +455,14 @@ def learn_dictionary(
             source: target for source, target in translations if source != target
         }
     )
+
+
+def sampling_interval(links: int, max_links: int) -> int:
+    """Return n so that every n-th pair, taken together, has about `max_links` links.
+
+    It is 1 for a corpus that has fewer.
+    """
+    return max(-(-links // max_links), 1)
 
 
 def _usable(pairs: Iterable[SentencePair]) -> Iterator[SentencePair]:

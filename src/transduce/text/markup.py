@@ -218,7 +218,8 @@ class _Reader:
                 yield _Tag(span.start_offset, span.end_offset, is_end, number)
 
     def _close_ended(self, number: int, place: int) -> bool:
-        """Close open elements that do not contain a new one; whether there were any."""
+        """Close elements that do not contain a new one; return whether any are
+        closed."""
         depth = len(self._stack)
         while self._stack and not self._is_within(number, self._stack[-1].number):
             self._pop(place)
@@ -248,15 +249,17 @@ class _Reader:
         is_nested = not self._close_ended(tag.number, tag.start)
         opened = self._opened(element, tag)
         outer = self._is_translated
-        is_kept_open = element.tag not in VOID or opened.is_foreign
-        if is_kept_open:
+        is_void = element.tag in VOID and not opened.is_foreign
+        if not is_void:
             self._stack.append(opened)
             self._open_numbers.add(opened.number)
         if outer and opened.is_translated:
-            kind: PieceKind = "start" if is_kept_open else "empty"
+            kind: PieceKind = "empty" if is_void else "start"
             self._add_tag(kind if is_nested else "block", tag, opened.name)
+        elif outer and is_void:
+            self._add_tag("empty", tag, opened.name)
         elif outer:
-            self._begin_copy(tag, opened, is_kept_open)
+            self._begin_copy(tag, opened)
         elif opened.is_translated:
             self._is_copy_nested = False  # `translate=yes` within `translate=no`
             self._end_copy(tag.start)
@@ -324,10 +327,7 @@ class _Reader:
             kind = "block"
         self._pieces.append(Piece(kind, tag.start, tag.end, name=name))
 
-    def _begin_copy(self, tag: _Tag, opened: _Open, is_kept_open: bool) -> None:
-        if not is_kept_open:
-            self._add_tag("empty", tag, opened.name)
-            return
+    def _begin_copy(self, tag: _Tag, opened: _Open) -> None:
         self._copied_from, self._copied_name = tag.start, opened.name
         self._copied_text = []
         self._is_copy_nested = True
@@ -344,7 +344,8 @@ class _Reader:
         self._copied_from, self._copied_text, self._copied_name = None, [], ""
 
     def _between(self, start: int, end: int) -> bool:
-        """Take the text between two tags; whether all the rest must be copied."""
+        """Take the text between two tags; return whether all the rest must be
+        copied."""
         inner = self._stack[-1] if self._stack else None
         if inner is not None and inner.is_raw:
             return self._raw(inner, start, end)

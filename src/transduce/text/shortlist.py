@@ -31,6 +31,7 @@ from transduce.text.alignment import (
     TranslationTable,
     likeliest_targets,
     ranked,
+    sampling_interval,
     symmetrized,
 )
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, own_target_size
@@ -312,7 +313,8 @@ def sample_pairs(pairs: EncodedPairs, max_links: int = MAX_LINKS) -> EncodedPair
     lengths = [
         np.diff(each, prepend=0) for each in (pairs.source_ends, pairs.target_ends)
     ]
-    every = -(-int((lengths[0] * lengths[1]).sum()) // max_links) or 1
+    links = int((lengths[0] * lengths[1]).sum())
+    every = sampling_interval(links, max_links)
     return EncodedPairs.of(islice(pairs, 0, None, every)) if every > 1 else pairs
 
 

@@ -296,7 +296,7 @@ def test_a_task_of_no_served_model_is_refused(
     assert refused.status == 400
     assert refused.json["error"] == (
         "A model must be served that can do this, but none is; /v1/models tells what "
-        "those that are do."
+        "each model does."
     )
     with running([served(trained_checkpoint, "en-de")]) as server:
         assert server.post("/v1/parse", {"q": "one"}).json == refused.json
