@@ -371,8 +371,7 @@ def require_language(
     if known and of_text and not best_match(of_text, [known]):
         raise ConfigError(
             f"{model}: the model must have the languages of the corpus, but its {side} "
-            f"is {known} and here {of_text}; choose another "
-            f"model, or {remedy}."
+            f"is {known} and here {of_text}; choose another model, or {remedy}."
         )
 
 
@@ -496,7 +495,9 @@ def _described(tag: str | None) -> str:
 def _no_tag(tag: str) -> str:
     by_name = {name.lower(): code for code, name in NAMES.items()}
     nearest = get_close_matches(tag.lower(), by_name, n=1, cutoff=0.8)
-    hint = f"did you mean {by_name[nearest[0]]!r}?" if nearest else "as in en or pt-BR."
+    hint = "write it as in en or pt-BR."
+    if nearest:
+        hint = f"did you mean {by_name[nearest[0]]!r}?"
     return f"A language must be a BCP 47 tag, but is {tag!r}; {hint}"
 
 
