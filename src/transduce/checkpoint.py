@@ -314,7 +314,7 @@ def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     mean = {
         name: _mean([c.weights[name] for c in checkpoints]) for name in newest.weights
     }
-    return replace(newest, weights=mean)
+    return replace(newest, weights=mean, run=trained[0].run if trained else None)
 
 
 def _identity(checkpoint: Checkpoint) -> tuple[object, ...]:

@@ -18,11 +18,11 @@ with the HTTP status given above, or else 400 (`refusal_of` in
 `transduce.serving.admission`).
 
 Each message is one sentence: what is wrong, where, and what to do. It reads right from
-Python and from the command line: what an argument does in one and an option in the
-other is named by a phrase such as `OVERWRITE`, after which `transduce.cli` adds the
-option. A whole command may be named as it is. More specific errors
-stand beside the code that raises them: training that diverges or is stopped, a worker
-process that is killed, an export whose proof fails.
+Python and from the command line. For a remedy that is an argument in Python and an
+option of a command, a message has a phrase such as `OVERWRITE`, to which
+`transduce.cli` adds the option. A whole command may be named as it is. More specific
+errors stand beside the code that raises them: training that diverges or is stopped, a
+worker process that is killed, an export whose proof fails.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -73,6 +74,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run(
         [*(sys.executable, "-m", "mkdocs", "build", "--strict"), "--site-dir", out],
         cwd=ROOT,
+        env={**os.environ, "SITE_URL": ""},
         capture_output=True,
         text=True,
     )

@@ -199,9 +199,10 @@ def test_results_that_were_damaged_are_computed_again(
     assert changed != lines[line]
     path.write_bytes(b"".join([*lines[:line], changed, *lines[line + 1 :]]))
     resumed = command(*arguments, "--output", OUTPUT, "--resume")
+    first = 2 if api() is not None else 1  # PyTorch translates whole batches again
     assert resumed.err == (
         f"Warning: {PART}: the result of line 2 of the input is damaged; those from "
-        "line 2 on are computed again.\n"
+        f"line {first} on are computed again.\n"
     )
     assert OUTPUT.read_text(encoding="utf-8") == expected
 

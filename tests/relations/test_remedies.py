@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import transduce
-from transduce.cli import OPTIONS_OF_REMEDIES, main
+from transduce.cli import OPTIONS_OF_REMEDIES, error_sentence, main
 from transduce.cli.train import train
 from transduce.errors import TransduceError
 
@@ -101,6 +101,13 @@ def test_an_error_reads_right_in_python_and_in_a_command(
     printed = " ".join(capsys.readouterr().err.split())
     assert str(raised.value).endswith(ends[0])
     assert printed.endswith(ends[1])
+
+
+def test_an_option_in_the_quoted_message_of_another_command_is_not_repeated() -> None:
+    for remedy, option in OPTIONS_OF_REMEDIES.items():
+        error = TransduceError(f"base-seed1 failed: {remedy}. Or {remedy}{option}.")
+        expected = f"base-seed1 failed: {remedy}{option}. Or {remedy}{option}."
+        assert error_sentence(error) == expected
 
 
 def test_each_remedy_names_an_option_of_training() -> None:

@@ -427,7 +427,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         command = " ".join(("transduce", *(error.command_chain or ())))
         _fail(f"{_mistake(error)} See `{command} --help`.")
     except TransduceError as error:
-        _fail(_sentence(error))
+        _fail(error_sentence(error))
     except KeyboardInterrupt:
         _fail("Interrupted.")
     except BrokenPipeError:
@@ -439,10 +439,14 @@ def _run(arguments: Sequence[str] | None) -> None:
         _fail(system_error_sentence(error))
 
 
-def _sentence(error: TransduceError) -> str:
-    """Return an error's message, with the options of the remedies that it names."""
+def error_sentence(error: TransduceError) -> str:
+    """Return an error's message, with the options of the remedies that it names.
+
+    A message that quotes another command's has some of the options already.
+    """
     message = str(error)
     for remedy, option in OPTIONS_OF_REMEDIES.items():
+        message = message.replace(f"{remedy}{option}", remedy)
         message = message.replace(remedy, f"{remedy}{option}")
     return message
 

@@ -480,7 +480,7 @@ def _key(text: str) -> str:
 
 
 def _sum(content: bytes, end: int, keys: Sequence[str], note: Any) -> str:
-    """Return a checksum of a record and of what its line says about it."""
+    """Return a checksum of a record and of the values of its line."""
     return _checksum(content + _json_line([end, list(keys), note]))
 
 

@@ -477,14 +477,16 @@ def run_all(
     At Ctrl-C or SIGTERM, raises `ReproductionStoppedError` once all processes have
     saved.
     """
-    waiting = deque(run for run in runs if not workers.is_done(run))
     with stop_on_signal() as should_stop:
+        waiting = deque(run for run in runs if not workers.is_done(run))
         try:
-            while not should_stop() and (waiting or workers.running):
+            while not should_stop():
                 while waiting and workers.can_start:
                     workers.start(waiting.popleft())
                 workers.poll()
                 on_progress(_progress(runs, workers.running, len(waiting)))
+                if not waiting and not workers.running:
+                    break
                 time.sleep(POLL_SECONDS if workers.running else 0)
         finally:
             workers.stop()

@@ -110,6 +110,19 @@ def test_finished_runs_count_from_the_start_wherever_they_are_in_the_order(
     assert all(runs[1].name not in each for one in told for each in one.working)
 
 
+def test_runs_that_are_all_done_are_reported(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=FAILS)
+    runs = row_runs(experiment.folder, experiment.base, ["base"], [1])
+    runs[0].path.mkdir()
+    runs[0].translations.write_text("mine")
+    assert carried_out(experiment, runs) == (
+        {},
+        [ExperimentProgress(num_ended=1, steps=50, working=())],
+    )
+
+
 def test_a_failed_run_does_not_stop_the_others(
     programs: Callable[..., Programs],
 ) -> None:

@@ -167,7 +167,7 @@ def test_short_integers_do_not_overflow():
 
 
 @pytest.mark.parametrize("name", [*PRESETS, *VARIANTS])
-def test_the_settings_tell_the_size_and_the_attention_of_the_model(name):
+def test_settings_agree_with_the_model_about_its_size_and_attention(name):
     config = PRESETS[name].model if name in PRESETS else CONFIGS[name]
     with torch.device("meta"):
         model = build(config)
