@@ -53,7 +53,7 @@ def test_a_sound_corpus_is_reported_on_and_accepted(corpus_files, capsys):
     assert "  lines                               40          40\n" in output.out
     assert "  kept                                40      100.0%\n" in output.out
     assert "  Training would start.\n" in output.out
-    assert "dev" not in output.out
+    assert "dev source" not in output.out
 
 
 def test_plain_output_fits_eighty_columns_of_ascii(corpus_files, capsys, monkeypatch):
