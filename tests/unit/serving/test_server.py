@@ -323,8 +323,11 @@ def test_a_form_has_one_translation_scored_or_several(http: RunningServer) -> No
     one = http.post("/v1/score", urlencode(form).encode(), content_type=kind).json
     several = urlencode(form) + "&source=two&target=zwei"
     two = http.post("/v1/score", several.encode(), content_type=kind).json
-    assert one[0] == pytest.approx(two[0], rel=1e-4)
     assert (len(one), len(two)) == (1, 2)
+    name = "token_log_probabilities"
+    assert one[0]["tokens"] == two[0]["tokens"] == [" eins"]
+    assert one[0][name] == pytest.approx(two[0][name], rel=1e-4)
+    assert one[0]["perplexity"] == pytest.approx(two[0]["perplexity"], rel=1e-4)
 
 
 def test_an_impossible_translation_has_no_perplexity(
