@@ -229,12 +229,12 @@ def string(text: Any) -> str:
 
 
 DTYPES = {
-    "float *": ("float32",),
-    "double *": ("float64",),
-    "int8_t *": ("int8",),
-    "int32_t *": ("int32",),
-    "int64_t *": ("int64",),
-    "uint8_t *": ("bool", "uint8"),
+    "float *": (np.dtype(np.float32),),
+    "double *": (np.dtype(np.float64),),
+    "int8_t *": (np.dtype(np.int8),),
+    "int32_t *": (np.dtype(np.int32),),
+    "int64_t *": (np.dtype(np.int64),),
+    "uint8_t *": (np.dtype(np.bool_), np.dtype(np.uint8)),
 }
 """Dtypes of the arrays that a pointer may point to."""
 
@@ -251,11 +251,12 @@ def pointer(
     """
     if array is None:
         return ffi.NULL
-    if array.dtype.name not in DTYPES[kind] or shape not in (None, array.shape):
+    if array.dtype not in DTYPES[kind] or shape not in (None, array.shape):
         sizes = "" if shape is None else f" {list(shape)}"
+        dtypes = " or ".join(map(str, DTYPES[kind]))
         raise ValueError(
-            f"The native library must get {' or '.join(DTYPES[kind])}{sizes}, but gets "
-            f"{array.dtype} {list(array.shape)}."
+            f"The native library must get {dtypes}{sizes}, but gets {array.dtype} "
+            f"{list(array.shape)}."
         )
     assert array.flags.c_contiguous
     return ffi.cast(kind, array.__array_interface__["data"][0])
