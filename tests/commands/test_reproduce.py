@@ -325,15 +325,19 @@ class TestTable4:
         assert not out.exists()
 
 
+def text_options(files: tuple[Path, Path]) -> tuple[object, ...]:
+    source, target = files
+    dev = ("--dev-source", source, "--dev-target", target)
+    return ("--source", source, "--target", target, *dev)
+
+
 def test_an_interrupted_reproduction_says_how_it_continues(
     refuses: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
-    source, target = corpus_files
-    text = ("--source", source, "--target", target)
-    text += ("--dev-source", source, "--dev-target", target)
+    text = text_options(corpus_files)
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -356,9 +360,7 @@ def test_scaling_is_measured_trained_and_written(
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
-    source, target = corpus_files
-    text = ("--source", source, "--target", target)
-    text += ("--dev-source", source, "--dev-target", target)
+    text = text_options(corpus_files)
     small = ("--set", "tokenizer.vocab_size=400", "batching.target_tokens=60")
     options = (*text, *small, "--d-k", 4, "--steps", 2, "--device", "cpu")
     out = tmp_path / "scaling"

@@ -34,7 +34,7 @@ class ArchitectureConfig(Protocol):
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     has_cross_attention: ClassVar[bool]
-    """Whether the decoder attends to the source: whether the models have
+    """Whether the decoder attends to the source, so that models have
     `TransductionModel.cross_attention_taps`."""
 
     @property

@@ -358,7 +358,9 @@ class _Part:
         """
         os.lseek(self._part, line.begin, os.SEEK_SET)
         content = os.read(self._part, line.end - line.begin)
-        return _sum(content, line.end, line.keys, line.note) == line.sum
+        return (
+            _record_checksum(content, line.end, line.keys, line.note) == line.checksum
+        )
 
     def reading(
         self, items: Iterable[Item], text: Callable[[Item], str] = str
@@ -390,7 +392,7 @@ class _Part:
         write_all(self._part, content)
         self._end += len(content)
         keys = [each.popleft() for each in self._keys]
-        checksum = _sum(content, self._end, keys, note)
+        checksum = _record_checksum(content, self._end, keys, note)
         write_all(self._record, _json_line([self._end, keys, note, checksum]))
         self.num_written += 1
 
@@ -479,7 +481,7 @@ def _key(text: str) -> str:
     return _checksum(text.encode("utf-8", "surrogatepass"))
 
 
-def _sum(content: bytes, end: int, keys: Sequence[str], note: Any) -> str:
+def _record_checksum(content: bytes, end: int, keys: Sequence[str], note: Any) -> str:
     """Return a checksum of a record and of the values of its line."""
     return _checksum(content + _json_line([end, list(keys), note]))
 
@@ -497,8 +499,8 @@ class _Line:
     end: int
     keys: tuple[str, ...]
     note: Any
-    sum: str
-    """Checksum of the record and of the three values before."""
+    checksum: str
+    """Checksum of the record, `end`, `keys` and `note`."""
     record_end: int
     """Offset of the line's own end in the record file."""
 
