@@ -10,8 +10,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = [
     ROOT / name
     for name in (
-        *(".ci/quickstart", ".ci/run", "scripts/check", "scripts/test"),
-        "scripts/test-newest",
+        *(".ci/quickstart", ".ci/run", "scripts/check", "scripts/lint"),
+        *("scripts/test", "scripts/test-newest"),
     )
 ]
 
