@@ -5,6 +5,8 @@ import codecs
 import json
 import os
 import re
+import shlex
+import shutil
 import sys
 import time
 import warnings
@@ -91,8 +93,14 @@ def print_json(content: object) -> None:
 
 
 def program() -> str:
-    """Return how this command was called, since it may not be on the path."""
-    return sys.argv[0] if Path(sys.argv[0]).name == "transduce" else "transduce"
+    """Return how a shell calls this command: by name, or by path if not on the PATH."""
+    called = Path(sys.argv[0])
+    if called.name != "transduce":
+        return "transduce"
+    # Linux starts a script found on the PATH by its whole path.
+    found = shutil.which("transduce")
+    is_found = found is not None and called.exists() and called.samefile(found)
+    return "transduce" if is_found else shlex.quote(str(called))
 
 
 class ProgressLine(ProgressColumn):

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from io import BytesIO, StringIO, TextIOWrapper
@@ -21,6 +22,7 @@ from transduce.cli.terminal import (
     ProgressLine,
     escape_output,
     print_json,
+    program,
     warn,
     warnings_as_sentences,
 )
@@ -37,6 +39,22 @@ def pseudo_terminal() -> Iterator[int]:
     yield second
     os.close(first)
     os.close(second)
+
+
+@pytest.mark.parametrize(
+    ("folder", "called"),
+    [("", "transduce"), ("elsewhere", "{}/transduce"), ("a b", "'{}/transduce'")],
+)
+def test_a_message_calls_the_command_by_name_if_the_shell_finds_it_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: str, called: str
+) -> None:
+    for place in (tmp_path, tmp_path / folder):
+        place.mkdir(exist_ok=True)
+        (place / "transduce").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / folder / "transduce"), "check"])
+
+    assert program() == called.format(tmp_path / folder)
 
 
 @pytest.mark.parametrize(
