@@ -326,12 +326,15 @@ def _terminal_table(table: Table, width: int) -> RichTable:
 
 
 def _column_widths(table: Table, available: int) -> list[int] | list[None]:
-    """Widths that keep words whole; None if all text fits, or words do not."""
+    """Widths that keep words whole, or all but the longest; None if all text fits."""
     longest_words, most = zip(*_widths(table), strict=True)
-    least = [min(each, LONGEST_WHOLE) for each in longest_words]
-    slack = available - sum(least)
-    if sum(most) <= available or slack < 0:
+    if sum(most) <= available:
         return [None] * len(most)
+    limit = LONGEST_WHOLE
+    while sum(min(each, limit) for each in longest_words) > available:
+        limit -= 1
+    least = [min(each, limit) for each in longest_words]
+    slack = available - sum(least)
     # Distribute the rest in proportion to what each column lacks.
     wanted = [high - low for low, high in zip(least, most, strict=True)]
     return [

@@ -199,6 +199,18 @@ class TestTerminal:
         show(Report(title="", sections=(section,)), Console(file=output, width=60))
         assert word in output.getvalue()
 
+    def test_only_the_longest_words_are_broken_in_a_narrow_table(self) -> None:
+        names = ("system", "BLEU", "95 %", "difference", "p bootstrap", "p shuffles")
+        row = ("translations.of.a.system.de", "100.00", "± 0.00", "+0.00", "1", "1")
+        table = Table(
+            columns=columns(*names, "verdict"), rows=((*row, "not significant"),)
+        )
+        section = Section(title="", parts=(table,))
+        output = io.StringIO()
+        show(Report(title="", sections=(section,)), Console(file=output, width=80))
+        for word in ("difference", "bootstrap", "shuffles", "significant"):
+            assert word in output.getvalue()
+
 
 class TestChart:
     def test_the_same_chart_gives_the_same_bytes(self) -> None:
