@@ -95,6 +95,11 @@ RECURRENT = {
     "layer-normalization": ("false",),
 }
 """The same for models with a recurrent decoder."""
+TIED_ALL, TIED_SOURCE, TIED_TARGET = (
+    "tied-embeddings-all", "tied-embeddings-src", "tied-embeddings",
+)  # fmt: skip
+"""Options about one matrix for all embeddings and the output, for both embeddings, and
+for the target's embedding and the output."""
 DEFAULT_CELL = "gru"
 """Marian's default for `dec-cell`."""
 USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
@@ -112,8 +117,16 @@ DEFAULTS = {"beam-size": "12", "normalize": "0"}
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 MAX_OPTIONS_BYTES = 1_000_000
-COMMENT = re.compile("(?:^|[ \t])#[^\"']*$")
-"""Pattern of a comment in YAML; one with quotes might be within a text."""
+COMMENT = re.compile("(?:^|[ \t])#")
+"""Pattern of the beginning of a comment in YAML."""
+OPTION = re.compile(r"[\w.-]+", re.ASCII)
+"""Pattern of an option's name."""
+BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "on"), "true"),
+    **dict.fromkeys(("false", "no", "off"), "false"),
+}
+"""Names of truth values in YAML, in any case, and how Marian writes them. One letter is
+a text here, such as the n of `transformer-preprocess`."""
 ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|U([0-9a-fA-F]{8})|.)")
 """Pattern of an escape in a quoted text; JSON lacks those with a number here."""
 EPSILON = 1e-6
@@ -166,7 +179,7 @@ def import_marian(
         source=unigram_model(read_proto(sides[0].model), sides[0].model),
         target=unigram_model(read_proto(sides[1].model), sides[1].model),
     )
-    config, weights = _weights(arrays, config, vocabulary, path)
+    config, weights = _weights(arrays, options, config, vocabulary, path)
     if config.target_vocab_size is not None:
         tokenizer = replace(tokenizer, target_vocab_size=config.target_vocab_size)
     given = languages or LanguagesConfig()
@@ -248,30 +261,41 @@ def read_options(text: str, path: Path) -> Options:
     options: dict[str, str | list[str]] = {}
     name = ""
     for line in text.split("\n"):
-        content = COMMENT.sub("", line).strip()
+        content = _without_comment(line).strip()
         if not content:
             continue
         if line[0] in " \t-":
             # Anything else is a nested table, and no option that is read here has one.
             if content == "[]" or content.startswith("- "):
-                item = [] if content == "[]" else [_unquoted(content[2:])]
                 listed = options.get(name)
-                options[name] = [*listed, *item] if isinstance(listed, list) else item
+                if not isinstance(listed, list):
+                    options[name] = listed = []
+                if content != "[]":
+                    listed.append(_unquoted(content[2:]))
             continue
         name, colon, value = content.partition(":")
-        if not colon:
+        name, value = _unquoted(name), value.strip()
+        is_cut = value.startswith("[") and not value.endswith("]")
+        if not colon or not OPTION.fullmatch(name) or is_cut:
             raise CheckpointError(
                 f"{path}: must hold options such as `beam-size: 6`, but has the line "
                 f"{shown(content)}; the file is damaged."
             )
-        options[name] = _option_value(value.strip())
+        options[name] = _option_value(value)
     return options
+
+
+def _without_comment(line: str) -> str:
+    """Return a line without its comment; a comment with quotes might be a text."""
+    behind_quotes = max(line.rfind('"'), line.rfind("'")) + 1
+    comment = COMMENT.search(line, behind_quotes)
+    return line[: comment.start()] if comment else line
 
 
 def _option_value(text: str) -> str | list[str]:
     """Return the scalar or the list that an option has on its own line."""
     if not text.startswith("["):
-        return _unquoted(text)
+        return BOOLEANS.get(text.lower()) or _unquoted(text)
     items = text.strip("[]").split(",")
     return [_unquoted(each) for each in items if each.strip()]
 
@@ -531,18 +555,22 @@ class _UnreadArrays:
 
 
 def _weights(
-    arrays: Arrays, config: ModelConfig, vocabulary: "_Vocabulary", path: Path
+    arrays: Arrays,
+    options: Options,
+    config: ModelConfig,
+    vocabulary: "_Vocabulary",
+    path: Path,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return the settings of the model and its weights, in this package's order."""
     unread, order = _UnreadArrays(arrays, path), halved(config.d_model).argsort()
-    is_shared = "Wemb" in unread
+    is_shared = _is_any(options, TIED_ALL, TIED_SOURCE)
     if is_shared and not vocabulary.is_one:
         raise CheckpointError(
             f"{path}: source and target share their embedding, and must have one "
             "vocabulary, but have two; the files are of different models."
         )
-    source, target = _embeddings(unread, vocabulary, config.d_model)
-    output, bias = _output(unread, len(vocabulary.target), config.d_model)
+    source, target = _embeddings(unread, vocabulary, config.d_model, is_shared)
+    output, bias = _output(unread, options, len(vocabulary.target), config.d_model)
     config = replace(
         config,
         vocab_size=len(vocabulary.pieces),
@@ -566,12 +594,17 @@ def _weights(
     return config, {name: weight.contiguous() for name, weight in ours.items()}
 
 
+def _is_any(options: Options, *names: str) -> bool:
+    """Whether any of these options is true; by Marian's defaults, they are false."""
+    return any(options.get(name) == "true" for name in names)
+
+
 def _embeddings(
-    unread: _UnreadArrays, vocabulary: "_Vocabulary", width: int
+    unread: _UnreadArrays, vocabulary: "_Vocabulary", width: int, is_shared: bool
 ) -> tuple[Tensor, Tensor]:
     """Take the embeddings of source and target, which may be one."""
     num_targets = len(vocabulary.target)
-    if "Wemb" in unread:
+    if is_shared:
         both = unread.take("Wemb", num_targets, width)
         return both, both
     return (
@@ -581,15 +614,16 @@ def _embeddings(
 
 
 def _output(
-    unread: _UnreadArrays, num_targets: int, width: int
+    unread: _UnreadArrays, options: Options, num_targets: int, width: int
 ) -> tuple[Tensor | None, Tensor]:
     """Take the matrix of the logits, None if it is the embedding, and their bias."""
     matrix, bias = None, torch.zeros(1, num_targets)
-    if "decoder_ff_logit_out_Wt" in unread:
-        matrix = unread.take("decoder_ff_logit_out_Wt", num_targets, width)
-    elif "decoder_ff_logit_out_W" in unread:
-        matrix = unread.take("decoder_ff_logit_out_W", width, num_targets).T
-    if "decoder_ff_logit_out_b" in unread:
+    if not _is_any(options, TIED_ALL, TIED_TARGET):
+        if "decoder_ff_logit_out_W" in unread:
+            matrix = unread.take("decoder_ff_logit_out_W", width, num_targets).T
+        else:
+            matrix = unread.take("decoder_ff_logit_out_Wt", num_targets, width)
+    if not _is_any(options, "output-omit-bias") and "decoder_ff_logit_out_b" in unread:
         bias = unread.take("decoder_ff_logit_out_b", 1, num_targets)
     return matrix, bias
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,12 @@ DAMAGED = [
     ({}, {"dim-emb": 18, "transformer-heads": 4}, "multiple of the 4 attention heads"),
     ({}, {"enc-depth": 3}, "`encoder_l3_self_Wq` must be"),
     ({}, {"enc-depth": 2_000}, "`model.num_layers` must be at most 1,000"),
+    ({}, marian_npz.UNTIED, r"`encoder_Wemb` must be \(\d+, 16\) .* is missing"),
+    (
+        {},
+        {**marian_npz.UNTIED, "tied-embeddings-src": "true"},
+        r"`decoder_ff_logit_out_Wt` must be \(\d+, 16\) .* is missing",
+    ),
 ]
 
 
@@ -181,6 +188,25 @@ def test_damaged_weights_are_reported(
 def test_weights_beyond_the_options_are_reported(tied: Path, tmp_path: Path) -> None:
     folder = changed(tied, tmp_path / "marian", {"decoder_l1_rnn_W": ZERO})
     with pytest.raises(RequestError, match=r"there are others \(decoder_l1_rnn_W\)"):
+        import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("decoder_ff_logit_out_Wt", {}),
+        ("decoder_ff_logit_out_W", {}),
+        ("encoder_Wemb", {}),
+        ("decoder_ff_logit_out_b", {"output-omit-bias": "true"}),
+    ],
+    ids=str,
+)
+def test_matrices_that_the_options_tie_or_omit_are_reported(
+    tied: Path, tmp_path: Path, name: str, options: dict
+) -> None:
+    """Marian does not read them, so the model does not compute with them."""
+    folder = changed(tied, tmp_path / "marian", {name: ZERO}, **options)
+    with pytest.raises(RequestError, match=rf"there are others \({name}\)"):
         import_marian(folder, tmp_path / "model", SENTENCES)
 
 
@@ -389,6 +415,35 @@ def test_options_are_read_as_yaml_writes_them() -> None:
         "beam-size": "6", "separator": "#1\\A🙂", "vocabs": ["a.spm", "it's.spm"],
         "models": ["a", "b"],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["true", "True", "YES", "on"])
+def test_truth_values_are_read_as_yaml_has_them(tmp_path: Path, value: str) -> None:
+    text = f'"allow-unk": {value}\nn-best: No\ntransformer-preprocess: n\n'
+    assert read_options(text, tmp_path) == {
+        "allow-unk": "true", "n-best": "false", "transformer-preprocess": "n",
+    }  # fmt: skip
+    (tmp_path / "decoder.yml").write_text(text)
+    assert differing_options(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["{beam-size: 3}", "vocabs: [a.spm,", "two words: 3", ": 3"]
+)
+def test_yaml_of_another_form_is_refused(line: str) -> None:
+    with pytest.raises(CheckpointError, match="has the line .*; the file is damaged"):
+        read_options(f"normalize: 1\n{line}\n", Path("decoder.yml"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["models:\n" + "- a\n" * 200_000, "models: " + " #" * 200_000 + "'"],
+    ids=["items", "signs of comments"],
+)
+def test_long_options_are_read_in_linear_time(text: str) -> None:
+    start = time.process_time()
+    read_options(text, Path("decoder.yml"))
+    assert time.process_time() - start < 10
 
 
 def test_options_of_decoding_that_are_not_obeyed_are_reported(tmp_path: Path) -> None:
