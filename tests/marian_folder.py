@@ -121,6 +121,7 @@ UNTIED: dict[str, dict[str, object]] = {
     "nothing tied": {
         "share_encoder_decoder_embeddings": False, "tie_word_embeddings": False,
     },
+    "nothing tied, a shared matrix without use": {"tie_word_embeddings": False},
 }  # fmt: skip
 """Settings of folders with several matrices of embeddings, by a description."""
 

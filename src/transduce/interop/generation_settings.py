@@ -111,11 +111,8 @@ def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
 
 def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     """Return limits of the length that are given, without the start token."""
-    least = max(
-        _whole_or(content, "min_length", path, 0) - 1,
-        _whole_or(content, "min_new_tokens", path, 0),
-        0,
-    )
+    least = max(_whole_or(content, "min_length", path, 0) - 1, 0)
+    least = _whole_or(content, "min_new_tokens", path, least)
     most = _whole_or(content, "max_length", path, 0) - 1
     most = _whole_or(content, "max_new_tokens", path, most)
     found: dict[str, Any] = {"min_length": least} if least else {}
@@ -143,7 +140,7 @@ def _bad_words(
     words: Any = content.get("bad_words_ids") or []
     tokens: Any = content.get("suppress_tokens") or []
     are_lists = isinstance(words, list) and isinstance(tokens, list)
-    every: list[Any] = [*words, *([each] for each in tokens)] if are_lists else [None]
+    every = [*words, *([each] for each in tokens)] if are_lists else [words, tokens]
     for word in every:
         if not isinstance(word, list) or not all(type(i) is int for i in word):
             raise CheckpointError(

@@ -347,6 +347,7 @@ class HuggingFaceModel:
         self._model = MarianMTModel.from_pretrained(
             folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
         ).eval()
+        self._model.config.return_dict = True  # old settings may have tuples
         self._source_ids = torch.tensor(source_ids)
         self._target_ids = torch.tensor(target_ids)
         # Some rows of the embeddings have no id here.

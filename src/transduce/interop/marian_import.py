@@ -83,6 +83,7 @@ ACTIVATIONS: dict[object, Activation] = {
 }  # fmt: skip
 FIXED = {
     "model_type": "marian",
+    "is_encoder_decoder": True,
     "normalize_before": False,
     "normalize_embedding": False,
     "add_final_layer_norm": False,
@@ -94,6 +95,7 @@ SHARED, TIED = "share_encoder_decoder_embeddings", "tie_word_embeddings"
 """Whether source and target share one embedding, and whether the output has it too."""
 DEFAULTS = {
     "model_type": None,
+    "is_encoder_decoder": True,
     "scale_embedding": False,
     "dropout": 0.1,
     "attention_dropout": 0.0,
@@ -236,7 +238,7 @@ def _target_vocab_size(
 
 
 def _has_two_vocabularies(folder: Path) -> bool:
-    is_separate = _read_if_sound(folder / TOKENIZER).get(SEPARATE) is True
+    is_separate = _tokenizer_settings(folder).get(SEPARATE) is True
     if is_separate == lexists(folder / TARGET_VOCABULARY):
         return is_separate
     raise RequestError(
@@ -334,12 +336,18 @@ def _read_languages(folder: Path) -> LanguagesConfig:
     Sources of a model with several targets begin with a token that names the target,
     such as `>>fra<<`. Its target is None, unless this package's export has named it.
     """
-    content = _read_if_sound(folder / TOKENIZER)
+    content = _tokenizer_settings(folder)
     target = DEFAULT_TARGET if _has_many_targets(folder) else "target_lang"
     return LanguagesConfig(
         source=_language(content.get("source_lang")),
         target=_language(content.get(target)),
     )
+
+
+def _tokenizer_settings(folder: Path) -> Mapping[str, object]:
+    """Read the settings of the tokenizer; empty if there is no file of them."""
+    path = folder / TOKENIZER
+    return read_json(path) if lexists(path) else {}
 
 
 def _language(name: object) -> str | None:
@@ -555,6 +563,8 @@ WRITING = {
     "after_feed_forward.norm": "final_layer_norm",
 }
 """Marian's names of the maps to the model's width, and of the norms."""
+NUMBERS = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
+"""Types of weights that can be imported."""
 TOLERANCE = 1e-3
 """Tolerance for stored sinusoids, which may have 16 bits."""
 
@@ -565,7 +575,7 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
     Raises `RequestError` if they cannot be imported, `CheckpointError` if damaged.
     """
     path = folder / WEIGHTS
-    theirs = {name: each.float() for name, each in _read_shards(folder).items()}
+    theirs = _read_shards(folder)
     _require_names_and_shapes(theirs, settings, path)
     _require_sinusoids(theirs, settings.model, path)
     order = halved(settings.model.d_model).argsort()
@@ -589,7 +599,7 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
 def _read_shards(folder: Path) -> dict[str, Tensor]:
     """Read the weights of one file, or of the several files that an index names."""
     if lexists(folder / WEIGHTS) or not lexists(folder / INDEX):
-        return _read_finite(folder / WEIGHTS)
+        return _read_numbers(folder / WEIGHTS)
     places: Any = read_json(folder / INDEX).get("weight_map")
     places = list(places.values()) if isinstance(places, dict) else [None]
     if not all(isinstance(each, str) and Path(each).name == each for each in places):
@@ -599,15 +609,26 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
         )
     found: dict[str, Tensor] = {}
     for name in sorted(set(places)):
-        found |= _read_finite(folder / name)
+        found |= _read_numbers(folder / name)
     return found
 
 
-def _read_finite(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a file; `CheckpointError` if some are not finite."""
+def _read_numbers(path: Path) -> dict[str, Tensor]:
+    """Read the weights of a file in fp32.
+
+    Raises `RequestError` if some are no floating-point numbers, as quantized ones, and
+    `CheckpointError` if some are not finite.
+    """
     weights = load_tensors(path)
     for name, weight in weights.items():
-        require_finite(weight, name, path)
+        if weight.dtype not in NUMBERS:
+            raise RequestError(
+                f"{path}: `{name}` must be numbers in fp32, fp16 or bf16, but is "
+                f"{str(weight.dtype).removeprefix('torch.')}; import the model before "
+                "it was quantized."
+            )
+        weights[name] = weight.float()
+        require_finite(weights[name], name, path)
     return weights
 
 
@@ -654,13 +675,15 @@ def _embeddings(
 ) -> dict[str, Tensor]:
     """Return the matrices of source, target and output by this package's names.
 
-    A matrix equal to an earlier one is left out. The output's is the last one.
+    A matrix equal to an earlier one is left out. The output's is the last one. Without
+    a tied output the library ties no other matrix either, and does not use the shared
+    one.
     """
     tied = (OUTPUT,) if settings.is_tied else ()
     source_names: tuple[str, ...] = READ[:1]
     target_names: tuple[str, ...] = (*READ[1:], *tied)
-    if settings.is_shared:
-        source_names = target_names = (BOTH, *READ, *tied)
+    if settings.is_shared and settings.is_tied:
+        source_names = target_names = (BOTH, *READ, OUTPUT)
     source = _one_matrix(theirs, source_names, path)[torch.tensor(settings.ids)]
     rows = torch.tensor(settings.target_ids)
     target = _one_matrix(theirs, target_names, path)[rows]
@@ -778,12 +801,14 @@ def _theirs(
     try:
         model = HuggingFaceModel(origin, settings.ids, settings.target_ids)
         tokenizer = HuggingFaceTokenizer(origin, settings.ids, settings.target_ids)
-        tokenizer.encode_source("")  # some settings are used only now
+        # Some settings are used only now.
+        tokenizer.encode_source("")
+        model.greedy([], max_length=1)
         return model, tokenizer
     except Exception as error:  # the library raises bare exceptions
         reason = " ".join(str(error).split())
         raise RequestError(
-            f"{origin}: must be what the package `transformers` loads, or there is no "
+            f"{origin}: must be what the package `transformers` runs, or there is no "
             f"proof, but it says: {reason}"
         ) from None
 

@@ -37,6 +37,7 @@ def folder_of(folder: Path, **settings: object) -> Path:
         ({"suppress_tokens": [1, 9]}, {"bad_words": ((3,),)}),
         ({"min_length": 5}, {"min_length": 4}),
         ({"min_length": 5, "min_new_tokens": 7}, {"min_length": 7}),
+        ({"min_length": 9, "min_new_tokens": 3}, {"min_length": 3}),
         ({"max_length": 40}, {"max_length": 39}),
         ({"max_length": 40, "max_new_tokens": 20}, {"max_length": 20}),
         ({"length_penalty": 0.6, "early_stopping": True}, {"length_penalty": 0.6}),

@@ -276,6 +276,7 @@ OTHERS = {
     "rectified": {"activation_function": "relu"},
     "a start of its own": {"decoder_start_token_id": 3},
     "a start that is the end": {"decoder_start_token_id": 0},
+    "outputs as tuples": {"return_dict": False},
     "other dropouts": {
         "dropout": 0.25,
         "attention_dropout": 0.15,
@@ -289,6 +290,7 @@ def difference(checkpoint, folder: Path) -> float:
     """Largest difference of log-probabilities and logits, in double precision."""
     theirs = transformers.MarianMTModel.from_pretrained(folder).double().eval()
     config = theirs.config
+    config.return_dict = True
     special = [config.pad_token_id, config.decoder_start_token_id, config.eos_token_id]
     others = [i for i in range(config.vocab_size) if i not in special]
     ids = torch.tensor([*special, *others])

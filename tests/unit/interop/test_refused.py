@@ -25,6 +25,7 @@ SENTENCES = [
 
 REFUSED_SETTINGS = [
     ({"model_type": "bart"}, '`model_type` must be "marian", but is "bart"; such a'),
+    ({"is_encoder_decoder": False}, "`is_encoder_decoder` must be true, but is false"),
     ({"model_type": "left out"}, '`model_type` must be "marian", but is null'),
     ({"normalize_before": True}, "`normalize_before` must be false, but is true"),
     ({"static_position_embeddings": False}, "`static_position_embeddings` must be"),
@@ -123,15 +124,15 @@ def test_settings_that_are_not_json_are_refused(folder, refuses):
 
 
 def test_a_folder_that_transformers_cannot_load_is_refused(folder, refuses):
-    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    folders.change_settings(folder / "config.json", dtype="nonsense")
     refuses(
-        RequestError, "what the package `transformers` loads, .* but it says: [^\n]+$"
+        RequestError, "what the package `transformers` runs, .* but it says: [^\n]+$"
     )
 
 
 def test_a_tokenizer_that_fails_in_transformers_is_refused(folder, refuses):
     folders.change_settings(folder / "tokenizer_config.json", model_max_length={})
-    refuses(RequestError, "what the package `transformers` loads, .* but it says: '>' ")
+    refuses(RequestError, "what the package `transformers` runs, .* but it says: '>' ")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +228,55 @@ def test_weights_of_another_model_are_refused(edit, error, message, folder, refu
 
 def test_a_folder_without_its_own_output_is_refused(folder, refuses):
     folders.change_settings(folder / "config.json", tie_word_embeddings=False)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    for side in ("encoder", "decoder"):
+        name = f"model.{side}.embed_tokens.weight"
+        weights[name] = weights["model.shared.weight"].clone()
+    save_file(weights, path, metadata={"format": "pt"})
     refuses(CheckpointError, "must hold `lm_head.weight`, but does not")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "message"),
+    [
+        (torch.int8, "be numbers in fp32, fp16 or bf16, but is int8; import the model"),
+        (torch.bool, "numbers in fp32, fp16 or bf16, but is bool"),
+        (torch.complex64, "numbers in fp32, fp16 or bf16, but is complex64"),
+        (torch.float8_e4m3fn, "numbers in fp32, fp16 or bf16, but is float8_e4m3fn"),
+    ],
+    ids=str,
+)
+def test_weights_that_are_no_numbers_in_floating_point_are_refused(
+    dtype, message, folder, refuses
+):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights[FC1] = weights[FC1].to(dtype)
+    save_file(weights, path, metadata={"format": "pt"})
+    refuses(RequestError, f"^{path}: `{FC1}` must be {message.removeprefix('be ')}")
+
+
+def test_weights_beyond_fp32_are_refused(folder, refuses):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights[FC1] = weights[FC1].double().fill_(1e39)
+    save_file(weights, path, metadata={"format": "pt"})
+    refuses(CheckpointError, f"^{path}: the weights must be finite numbers, .*`{FC1}`")
+
+
+@pytest.mark.parametrize("damage", ["text", "link", "folder"])
+def test_damaged_settings_of_the_tokenizer_are_refused(damage, folder, refuses):
+    path = folder / "tokenizer_config.json"
+    path.unlink()
+    match damage:
+        case "text":
+            path.write_text("{", encoding="utf-8")
+        case "link":
+            path.symlink_to("nowhere")
+        case "folder":
+            path.mkdir()
+    refuses(CheckpointError, f"^{path}: the file is missing or damaged")
 
 
 def test_a_second_vocabulary_without_its_setting_is_refused(folder, refuses):
