@@ -531,6 +531,8 @@ def _own(path: Path) -> SubwordTokenizer:
 WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
 INDEX = "model.safetensors.index.json"
 """Index of weights in several files."""
+ADAPTER = "adapter_config.json"
+"""Settings of an adapter, such as LoRA's: changes of the weights in another file."""
 BOTH, OUTPUT = "model.shared.weight", "lm_head.weight"
 READ = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 """Names of the embeddings of source and target."""
@@ -826,6 +828,12 @@ def _require_files(origin: Path) -> None:
     )
     if is_of_ctranslate2 or not (origin / SETTINGS).is_file():
         raise RequestError(f"{needed} {describe_origin(origin)}")
+    if lexists(origin / ADAPTER):
+        raise RequestError(
+            f"{origin}: must hold weights that need no adapter, but has one ({ADAPTER})"
+            ", which would be lost; merge it by `merge_and_unload` of the package "
+            "`peft`, and save the model again."
+        )
     if not has_weights and has_pickle:
         raise RequestError(
             f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "

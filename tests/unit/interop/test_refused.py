@@ -163,6 +163,11 @@ def test_pickled_weights_are_refused(folder, refuses):
     )
 
 
+def test_an_adapter_beside_the_weights_is_refused(folder, refuses):
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    refuses(RequestError, "but has one .*, which would be lost; merge it by `merge_")
+
+
 @pytest.mark.parametrize("size", [0, 9, 4_000])
 def test_damaged_weights_are_refused(size, folder, refuses):
     path = folder / "model.safetensors"
