@@ -128,19 +128,30 @@ def _symbols(tree: Tree, style: Style) -> Iterator[Symbol]:
 def symbols_in(trees: Iterable[Tree], style: Style) -> dict[str, Symbol]:
     """Collect the symbols of linearized trees by spelling: the target vocabulary.
 
-    Raises `DataError` if two symbols have the same spelling.
+    Raises `DataError` if two symbols have the same spelling, or if one has none.
     """
     symbols = {symbol for tree in trees for symbol in linearize(tree, style)}
     table: dict[str, Symbol] = {}
     for symbol in sorted(symbols):
         spelling = style.spelling(symbol)
-        other = table.setdefault(spelling, symbol)
-        if other != symbol:
+        if not spelling:
             raise DataError(
-                f"Symbols must be spelt differently, but `{spelling}` is {_said(other)}"
-                f" and {_said(symbol)}; choose another style."
+                "Symbols must be spelt, but the opening symbol of a bracket without a "
+                "label is empty; label all brackets, or choose another style."
             )
+        _require_same(spelling, table.setdefault(spelling, symbol), symbol)
+    for spelling, symbol in read_symbols(table, style).items():
+        # Two tags such as X and /X would be read as a label.
+        _require_same(spelling, table[spelling], symbol)
     return table
+
+
+def _require_same(spelling: str, one: Symbol, other: Symbol) -> None:
+    if one != other:
+        raise DataError(
+            f"Symbols must be spelt differently, but `{spelling}` is {_said(one)} and "
+            f"{_said(other)}; choose another style."
+        )
 
 
 def _said(symbol: Symbol) -> str:

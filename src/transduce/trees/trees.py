@@ -236,6 +236,10 @@ class _Reader:
         if len(self._leaves) > bracket.start:
             raise self._error(ALONE, token)
         if bracket.label is None:
+            if token.split() != [token]:
+                raise self._error(
+                    "a label must be without white space, but here is", token
+                )
             bracket.label = token
         else:
             bracket.is_leaf = True
@@ -260,7 +264,8 @@ class _Reader:
         return tree
 
     def _error(self, what: str, token: str) -> DataError:
-        return DataError(f"{self._name}:{self._line}:{self._column}: {what} `{token}`.")
+        shown = token if token.isprintable() else ascii(token)[1:-1]
+        return DataError(f"{self._name}:{self._line}:{self._column}: {what} `{shown}`.")
 
 
 ROOT = "TOP"
@@ -297,11 +302,16 @@ def without_functions(tree: Tree) -> Tree:
         tree,
         constituents=tuple(
             [
-                one._replace(label=FUNCTION.sub("", one.label).rpartition("|")[2])
+                one._replace(label=_without_function(one.label))
                 for one in tree.constituents
             ]
         ),
     )
+
+
+def _without_function(label: str) -> str:
+    without = FUNCTION.sub("", label)
+    return without.rstrip("|").rpartition("|")[2] or without
 
 
 def with_root(tree: Tree) -> Tree:

@@ -129,12 +129,29 @@ def test_the_order_of_the_vocabulary_does_not_depend_on_the_trees() -> None:
         ("(TOP (S (X (NN a)) (X b)))", "`X` is a tag and a label that opens"),
         ("(TOP (S (NN a) (/S b)))", "`/S` is a label that closes and a tag"),
         ("(TOP (S (/S (NN a))))", "`/S` is a label that closes and .* that opens"),
+        ("(TOP (S (X a) (/X b)))", "`/X` is a tag and a label that closes"),
     ],
 )
 def test_symbols_with_the_same_spelling_are_refused(tree: str, clash: str) -> None:
     message = f"^Symbols must be spelt differently, but {clash}; choose another style"
     with pytest.raises(DataError, match=message):
         symbols_in([parse_tree(tree)], STYLES["pos"])
+
+
+@pytest.mark.parametrize("name", sorted(STYLES))
+def test_brackets_without_a_label_are_refused_only_where_they_have_no_symbol(
+    name: StyleName,
+) -> None:
+    tree = parse_tree("(TOP (S ((NN a) (NN b)) (. .)))")
+    if name == "pos":
+        message = "^Symbols must be spelt, .* is empty; label all brackets, or choose"
+        with pytest.raises(DataError, match=message):
+            learn_symbols([tree], name)
+        return
+    vocabulary = learn_symbols([tree], name)
+    [ids] = vocabulary.encode_targets([vocabulary.target_line(tree)])
+    symbols = [vocabulary.symbols[i] for i in ids]
+    assert symbols == linearize(tree, vocabulary.style)
 
 
 def repaired(

@@ -157,6 +157,11 @@ BAD = {
     "only a deep label": ("(S (A (B)) (NN a))", r"1:9: a bracket must hold a word or"),
     "two words": ("(NP (NN a b))", "1:11: a word must stand in a bracket with .* `b`"),
     "a word beside a bracket": ("(NP (NN a) b)", "1:12: a word must stand .* `b`"),
+    "a label with a space": (
+        "(S\u00a0X (NN a))",
+        r"1:2: a label must be without white space, but here is `S\\xa0X`",
+    ),
+    "a tag with a space": ("(S (NN\u3000X a))", r"1:5: a label must .* `NN\\u3000X`"),
     "a bracket beside a word": ("(NN a (NN b))", r"1:7: a word must stand .* `\(`"),
     "10,000 brackets": (
         "(X " * 10_000 + "(NN a)" + ")" * 10_000,
@@ -279,6 +284,9 @@ def test_a_tree_of_traces_alone_is_empty() -> None:
         ("ADVP|PRT", "PRT"),
         ("PRT|ADVP-CLR", "ADVP"),
         ("-X-", "-X"),
+        ("NP|", "NP"),
+        ("ADVP|PRT|-1", "PRT"),
+        ("|", "|"),
         ("NP", "NP"),
     ],
 )
