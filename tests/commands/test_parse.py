@@ -446,3 +446,4 @@ def test_a_run_is_placed_in_table_4(
     assert row["figures"] == found["all"]
     assert row["mended"] == found["mended"]
     assert row["predicted"] == str(parser)
+    assert row["beam_size"] == 2

@@ -377,7 +377,8 @@ class DeepAttConfig:
     """Part of the feed-forward vector of a layer that the next layer takes beside the
     layer's output: its first half, all of it ("full") or none."""
     dropout: float = 0.1
-    """Dropout rate of the outputs of LSTM layers."""
+    """Dropout rate of the outputs of LSTM layers, but for those of the encoder's top
+    layers."""
 
     def __post_init__(self) -> None:
         for name, largest in DEEP_ATT_MAX.items():

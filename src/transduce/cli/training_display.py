@@ -52,6 +52,7 @@ class TrainingDisplay(ProgressDisplay):
         self._tokens_per_second = 0.0
         self._is_by_reward = False
         self._stage: int | None = None
+        self._search = ""
 
     def trying(self) -> None:
         self.console.print("Trying an update, to forecast memory and time ...")
@@ -81,6 +82,8 @@ class TrainingDisplay(ProgressDisplay):
         if start.steps_done:
             self.console.print(f"Continuing after step {start.steps_done:,}.")
         self._num_steps = start.config.training.steps
+        is_greedy = start.config.search.beam_size == 1
+        self._search = "greedy search" if is_greedy else "beam search"
         self.begin(start.steps_done, self._num_steps)
 
     def _advise(self, start: RunStart) -> None:
@@ -165,8 +168,8 @@ class TrainingDisplay(ProgressDisplay):
             what = "The model"
         if result.dev is not None:
             self.console.print(
-                f"{what}: {result.dev.name}: {_figures(result.dev)}, by beam search\n  "
-                f"{result.dev.quality.details}"
+                f"{what}: {result.dev.name}: {_figures(result.dev)}, by {self._search}"
+                f"\n  {result.dev.quality.details}"
             )
             for score in result.dev_sets:
                 self.console.print(f"  {score.name}: {_figures(score)}")

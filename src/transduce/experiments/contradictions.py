@@ -11,6 +11,7 @@ from dataclasses import replace
 from transduce.architectures.config import (
     ArchitectureConfig,
     ConvolutionalConfig,
+    ExpertsConfig,
     MixtureRecurrentConfig,
     MixtureTransformerConfig,
     RecurrentConfig,
@@ -401,6 +402,16 @@ def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterato
         yield (
             "`model.shared_embedding` has no effect, as the target has a vocabulary of "
             "its own."
+        )
+    experts = getattr(model, "experts", None)
+    if (
+        isinstance(experts, ExpertsConfig)
+        and experts.gating == "batchwise"
+        and _changed(experts, ExpertsConfig(), among=("load_weight",))
+    ):
+        yield (
+            "`model.experts.load_weight` has no effect, as `model.experts.gating` is "
+            '"batchwise".'
         )
     if not isinstance(model, RecurrentConfig):
         return

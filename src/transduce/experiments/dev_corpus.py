@@ -427,7 +427,7 @@ class DevScoring:
         dev_sets: Sequence[DevCorpus],
         num_averaged: int = 1,
     ) -> list[DevScore]:
-        """Score a model by beam search, as users will search with it.
+        """Score a model by the search of its settings, as users will search with it.
 
         The trainer's model takes its weights.
         """

@@ -160,7 +160,7 @@ class RunResult:
     num_averaged: int
     """Number of checkpoints in the average; 1 for the best checkpoint."""
     dev: DevScore | None
-    """Score of the model by beam search; None without a dev corpus."""
+    """Score of the model by its own search; None without a dev corpus."""
     dev_sets: tuple[DevScore, ...] = ()
     """Scores of the model on the further dev sets."""
     before: tuple[DevScore, ...] = ()

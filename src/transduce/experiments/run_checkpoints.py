@@ -211,7 +211,7 @@ class FinalModel:
     num_averaged: int
     """Number of checkpoints in the average; 1 for the best checkpoint."""
     scores: list[DevScore]
-    """Scores by beam search on the dev sets, the main one first."""
+    """Scores on the dev sets by the model's own search, the main one first."""
 
 
 class FinalModelChoice:
@@ -259,7 +259,7 @@ class FinalModelChoice:
         return FinalModel(path=averaged, num_averaged=len(members), scores=scores)
 
     def _best_alone(self, averaged: Sequence[Checkpoint]) -> DevScore | None:
-        """Score the best checkpoint by beam search, to compare it with the average.
+        """Score the best checkpoint by its own search, to compare it with the average.
 
         Returns None if it is damaged, if it alone was averaged, or if one of the two is
         from updates by reward and the other is not.
@@ -280,9 +280,10 @@ class FinalModelChoice:
         return main
 
     def scores_of_start(self) -> list[DevScore]:
-        """Score the model that the run started from by beam search, if there is one.
+        """Score the model that the run started from, if there is one.
 
-        The run's settings apply to it, as they do for its loss.
+        The run's settings apply to it, those of the search too, as they do for its
+        loss.
         """
         if not self._folder.start or not self._scoring.dev_sets:
             return []

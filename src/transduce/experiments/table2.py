@@ -529,7 +529,7 @@ CURVES = (
 )
 REACHED = (
     "Cost until the dev text takes at most this many bits per character: the least "
-    "that all these systems reach, and what the base Transformer reaches in the end."
+    "that all these systems reach, and the least that the base Transformer reaches."
 )
 PATHS = (
     "Operations that a signal passes between two positions that are n apart, measured "

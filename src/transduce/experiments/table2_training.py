@@ -1,9 +1,10 @@
 """Table 2 trained: its systems on one corpus, at one size or cost (section 6.1).
 
-All systems share the text, the search, the metric and the accounting of cost; each has
-the tokenizer and the training recipe of its preset. Each training and each translation
-is a process (`run_processes`): after an interruption, `SystemExperiment.next_command`
-continues a training that has begun by `train --resume`, and starts a translation over.
+All systems share the text, the metric and the accounting of cost; each has the
+tokenizer, the training recipe and the search settings of its preset. Each training and
+each translation is a process (`run_processes`): after an interruption,
+`SystemExperiment.next_command` continues a training that has begun by `train --resume`,
+and starts a translation over.
 """
 
 import json
@@ -67,7 +68,7 @@ from transduce.metrics.scores import (
 from transduce.model_folder import model_sum
 from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import base as base_language
-from transduce.text.languages import is_unspaced
+from transduce.text.languages import detect_by_script, is_unspaced
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.loss import sample_flops
@@ -603,7 +604,7 @@ def _score(
     references = list(read_text([test.reference]))
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
     texts = [list(read_text([each.translations(test)])) for each in translated]
-    known = language or "de"
+    known = language or detect_by_script(references) or "de"
     by_paper = None
     if not is_unspaced(known):
         by_paper = fmean(

@@ -16,10 +16,12 @@ from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
-from transduce.experiments.pipeline import RunStart
+from transduce.experiments.dev_corpus import DevScore, Quality
+from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RUN_CONFIG, TRAINING
 from transduce.machine import describe_threads
+from transduce.search_config import SearchConfig
 from transduce.training.memory import MicroBatchSize
 
 RUN = PRESETS["base"]
@@ -220,6 +222,19 @@ def test_the_length_in_settings_from_a_pipe_counts(tmp_path):
     run = run_config("base", pipe, ())
     writer.join()
     assert SettingChanges(config_file=pipe, assignments=()).set_steps_of(run)
+
+
+@pytest.mark.parametrize(("beam_size", "search"), [(4, "beam"), (1, "greedy")])
+def test_the_final_score_names_its_search(capsys, tmp_path, beam_size, search):
+    quality = Quality(metric="bleu", name="BLEU", score=9.0, details="", log={})
+    score = DevScore(step=9, loss=1.0, perplexity=2.0, quality=quality)
+    config = replace(START.config, search=SearchConfig(beam_size=beam_size))
+    display = TrainingDisplay()
+    display.started(replace(START, config=config))
+    display.finished(
+        RunResult(model=tmp_path, num_averaged=1, dev=score, picture=tmp_path)
+    )
+    assert f", by {search} search\n" in capsys.readouterr().out
 
 
 def test_weeks_of_training_give_a_warning(capsys):

@@ -308,9 +308,14 @@ def test_mixtures_differ_between_passes_without_dropout() -> None:
             ["model.attention=general", "model.attention_width=8"],
             '`model.attention_width` has no effect, as `model.attention` is "general".',
         ),
+        (
+            "moe-multi30k",
+            ["model.experts.load_weight=0.1"],
+            "`model.experts.load_weight` has no effect, as `model.experts.gating` is",
+        ),
     ],
 )
-def test_unread_settings_of_a_recurrent_model_are_reported(
+def test_unread_settings_of_a_rival_are_reported(
     preset: str, assignments: list[str], message: str
 ) -> None:
     config = apply_assignments(PRESETS[preset], assignments)

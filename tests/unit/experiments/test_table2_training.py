@@ -302,6 +302,21 @@ def test_a_vocabulary_of_words_has_no_bits_per_character(
     assert not any((each.title or "").startswith("Cost") for each in tables(alone))
 
 
+def test_text_without_spaces_has_no_bleu_of_the_paper(
+    tmp_path: Path, runs: list[SystemRun]
+) -> None:
+    lines = ["一只狗在花园里跑。", "一个女人坐在长椅上。"]
+    for name in ("source", "reference"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    test = EvaluationText.of(tmp_path / "source", tmp_path / "reference")
+    run = replace(runs[0], tests=(test,))
+    write(run, lines, 4.0, 10**9)
+    [result] = results_of([run], [], Trials(resamples=50, shuffles=50))
+    [score] = result.scores
+    assert score.bleu == pytest.approx(100)
+    assert score.paper_bleu is None
+
+
 def test_an_ensemble_costs_all_its_trainings(table: TrainedTable2) -> None:
     _, base, _, ensemble = table.results
     assert ensemble.is_ensemble

@@ -80,6 +80,12 @@ def test_rows_are_shown_beside_the_papers() -> None:
     ]  # fmt: skip
 
 
+def test_the_report_names_the_search_that_scored() -> None:
+    assert "on the dev text, by beam search" in str(as_report(TABLE))
+    greedy = replace(TABLE, settings={**TABLE.settings, "search.beam_size": 1})
+    assert "on the dev text, by greedy search" in str(as_report(greedy))
+
+
 def test_large_differences_are_summarized() -> None:
     text = str(as_report(TABLE))
     assert (
