@@ -18,6 +18,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from transduce.errors import ConfigError, in_seconds
+from transduce.serving.request_queue import SHUTTING_DOWN
 
 DRAIN_S = 2.0
 """Seconds for which a refused client's input is read, so that it gets the answer."""
@@ -69,6 +70,8 @@ class OpenConnections:
     config: ConnectionConfig
     overflow: int = 0
     """Connections beyond the limit that are kept only to receive a refusal."""
+    is_stopping: bool = False
+    """Whether the server shuts down, so that new connections are refused."""
     waiting: "dict[Connection, None]" = field(default_factory=dict)
     """Connections that wait for a request, the longest waiting first."""
 
@@ -168,8 +171,8 @@ class Connection(H11Protocol):
     def __init__(self, *arguments: Any, shared: OpenConnections, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.conn = RequestReader()
+        self._shared = shared
         self._limits = shared.config
-        self._overflow = shared.overflow
         self._waiting = shared.waiting
         self.timeout_keep_alive = self._limits.idle_timeout_s  # type: ignore[assignment] # it may be a fraction
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
@@ -186,6 +189,10 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
+        if self._shared.is_stopping:
+            # The system accepted it before the server stopped listening.
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, SHUTTING_DOWN)
+            return
         if len(self.connections) > self._limits.max_connections:
             if not self._waiting:
                 self._refuse(
@@ -193,7 +200,7 @@ class Connection(H11Protocol):
                     f"All {self._limits.max_connections:,} connections of this server "
                     "are in use; try again later.",
                 )
-                most = self._limits.max_connections + self._overflow
+                most = self._limits.max_connections + self._shared.overflow
                 if len(self.connections) > most:
                     self._close()
                 return
@@ -229,6 +236,14 @@ class Connection(H11Protocol):
             return True
         self._schedule(LEFT_AFTER_S, self._probe)
         return True
+
+    def shutdown(self) -> None:
+        """Close an idle connection at once, and a busy one after its answer.
+
+        A refused one closes by itself; h11 may not let it end within a request.
+        """
+        if not self._is_refused:
+            super().shutdown()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

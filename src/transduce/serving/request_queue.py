@@ -36,6 +36,7 @@ MAX_SLICED = 64
 MAX_TIMEOUT_S = 86_400.0
 STUCK_AFTER_S = 5.0
 """Seconds after which abandoned work that still runs counts as stuck."""
+SHUTTING_DOWN = "The server is shutting down; try again later."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +408,7 @@ class RequestQueue:
 
     def _require_open(self) -> None:
         if self._is_closed:
-            raise OverdueError("The server is shutting down; try again later.")
+            raise OverdueError(SHUTTING_DOWN)
 
     def _require_room(self, count: int) -> None:
         self.require_few(count)

@@ -201,7 +201,14 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn server that logs no tracebacks when a second Ctrl-C forces its end."""
+    """Uvicorn server that refuses connections once it shuts down.
+
+    It logs no tracebacks when a second Ctrl-C forces its end.
+    """
+
+    def __init__(self, config: uvicorn.Config, connections: OpenConnections) -> None:
+        super().__init__(config)
+        self._connections = connections
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         logger = logging.getLogger("uvicorn.error")
@@ -210,6 +217,10 @@ class Server(uvicorn.Server):
             super().run(sockets)
         finally:
             logger.setLevel(level)  # `handle_exit` may have raised it
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._connections.is_stopping = True
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)
@@ -221,8 +232,9 @@ class Server(uvicorn.Server):
 def http_server(app: FastAPI, config: ServerConfig | None = None) -> Server:
     """Server of the app, with limits on connections."""
     config = config or ServerConfig()
-    connections, backlog = within_open_files(config.connections)
-    protocol = partial(Connection, shared=OpenConnections(connections, backlog))
+    limits, backlog = within_open_files(config.connections)
+    connections = OpenConnections(limits, backlog)
+    protocol = partial(Connection, shared=connections)
     # Uvicorn logs mistakes of clients, who receive them as answers already.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     settings = uvicorn.Config(
@@ -238,7 +250,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> Server:
         forwarded_allow_ips=_with_mapped(config.trusted_proxies),
         timeout_graceful_shutdown=math.ceil(config.answer_within_s + GRACE_S),
     )
-    return Server(settings)
+    return Server(settings, connections)
 
 
 def _with_mapped(proxies: Sequence[str]) -> list[str]:

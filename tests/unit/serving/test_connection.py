@@ -6,6 +6,7 @@ import os
 import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -385,3 +386,42 @@ def test_a_lack_of_file_descriptors_is_logged_once_a_minute(
 def test_an_impossible_limit_is_refused(setting: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"`{next(iter(setting))}` must be"):
         ConnectionConfig(**setting)  # type: ignore[arg-type]
+
+
+def test_a_server_with_a_refused_request_answers_the_others_before_its_end(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    both = CHUNKED.replace(HOST, HOST + b"content-length: 1\r\n")
+    with running([model]) as server, connected(server) as refused:
+        [listening] = server.server.servers
+        with connected(server) as client:
+            with held(model):
+                client.sendall(post())
+                wait_until(lambda: model.queue.num_waiting == 1)
+                refused.sendall(both)
+                assert refused.recv(65536).startswith(b"HTTP/1.1 400")
+                server.stop()
+                wait_until(lambda: not listening.is_serving())
+            assert everything(client).startswith(b"HTTP/1.1 200 OK")
+
+
+def test_a_connection_that_is_accepted_during_the_shutdown_is_refused(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    clients: list[socket.socket] = []
+    with running([served(trained_checkpoint, "en-de")]) as server:
+
+        def connect_and_stop() -> None:
+            address = ("127.0.0.1", server.port)
+            clients.append(socket.create_connection(address, timeout=60))
+            server.stop()
+            time.sleep(0.2)  # the event loop then stops before it opens the connection
+
+        [listening] = server.server.servers
+        listening.get_loop().call_soon_threadsafe(connect_and_stop)
+        wait_until(lambda: bool(clients))
+        with clients[0] as client:
+            answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 503 Service Unavailable")
+    assert error_of(answer) == "The server is shutting down; try again later."
