@@ -165,6 +165,19 @@ def test_the_direction_is_swapped(page: Page) -> None:
     expect(page.locator("#source")).to_have_value(before or "")
 
 
+def test_alt_types_letters_on_a_mac(browser: Browser, http: RunningServer) -> None:
+    page = browser.new_page()
+    platform = "Object.defineProperty(navigator, 'platform', {value: 'MacIntel'})"
+    page.add_init_script(platform)
+    page.goto(http.address)
+    page.fill("#source", "one two")
+    expect(page.locator("#copy")).to_be_enabled()
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#model")).to_have_value("en-de")
+    expect(page.locator("[aria-keyshortcuts]")).to_have_count(0)
+    page.close()
+
+
 def test_texts_name_their_languages(page: Page) -> None:
     languages = {"#source": "en", "#target": "de"}
     for place, language in languages.items():

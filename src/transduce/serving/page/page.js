@@ -7,6 +7,8 @@ const PAUSE_MS = 250;
 const WIDEST = 600;
 const NUM_ALTERNATIVES = 3;
 const HTTP_FORBIDDEN = 403;
+// There, Alt with a letter types another one, such as ß, ç or ś.
+const ALT_TYPES = /^(Mac|iP)/.test(navigator.platform);
 const [source, target, model, language, tag, swap] = [
   "source", "target", "model", "language", "tag", "swap",
 ].map((id) => document.getElementById(id));
@@ -340,7 +342,7 @@ source.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) work();
 });
 document.addEventListener("keydown", (event) => {
-  if (!event.altKey || event.ctrlKey || event.metaKey) return;
+  if (ALT_TYPES || !event.altKey || event.ctrlKey || event.metaKey) return;
   const action = { KeyS: swapDirection, KeyC: copyTranslation }[event.code];
   if (action) {
     event.preventDefault();
@@ -356,6 +358,7 @@ document.getElementById("key-row").addEventListener("submit", (event) => {
 });
 swap.addEventListener("click", swapDirection);
 copy.addEventListener("click", copyTranslation);
+if (ALT_TYPES) [swap, copy].forEach((each) => each.removeAttribute("aria-keyshortcuts"));
 [layer, head].forEach((each) => each.addEventListener("change", draw));
 addEventListener("resize", draw);
 start();
