@@ -279,8 +279,9 @@ class _Placement:
             start = self._point(element.start)
             return start, max(self._point(element.end), start)
         if element.is_copied:
-            # A guess takes no word of the translation away.
-            instead = (span[0], span[0]) if self._links.is_guessed else span
+            # No guess takes words of the translation away, and no links take all.
+            is_inserted = self._links.is_guessed or not self._leaves_letters(span)
+            instead = (span[0], span[0]) if is_inserted else span
             return self._same_text(element, span, within) or instead
         return self._with_spaces(element, span)
 
@@ -304,6 +305,11 @@ class _Placement:
         if element.end < source_end and self._is_same(last - 1, end):
             stop += element.end - source_end
         return start, stop
+
+    def _leaves_letters(self, span: Span) -> bool:
+        """Return whether the translation has letters outside a span."""
+        text = self._translation
+        return any(map(str.isalpha, text[: span[0]] + text[span[1] :]))
 
     def _within_word(self, source: int, target: int, at: int) -> int:
         """Return a place within a word, if the translation has the same word."""

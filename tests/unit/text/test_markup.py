@@ -279,6 +279,13 @@ def test_tags_stay_around_their_words(
     assert join_html(segments, [translation] * len(own), links) == expected
 
 
+def test_a_copied_element_does_not_replace_the_whole_translation() -> None:
+    segments = split_html("<code>x</code> runs.")
+    links = by_words("x runs.", "Er läuft.", {"Er": "x", "läuft": "x"})
+    found = join_html(segments, ["Er läuft."], [links])
+    assert found == "<code>x</code>Er läuft."
+
+
 @given(
     st.lists(st.sampled_from(["<b>", "</b>", "<i x=1>", "</i>", "<img>", "a ", "b"])),
     st.text(alphabet="xy .", min_size=1, max_size=12),
