@@ -187,9 +187,12 @@ def listen(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
-    except UnicodeError:  # of the codec for international names
+    except (UnicodeError, socket.gaierror) as error:
+        # An encoding error is that of the codec for international names.
+        reason = f" ({error.strerror})" if isinstance(error, socket.gaierror) else ""
         raise RequestError(
-            f"The host must be a name or an address, but is {host!r}; choose another."
+            "The host must be a name or an address of this machine, but is "
+            f"{host!r}{reason}; choose another."
         ) from None
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
