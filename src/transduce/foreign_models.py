@@ -15,7 +15,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from transduce.errors import RequestError
+
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PICKLE, DECODER = "pytorch_model.bin", "decoder.yml"
+INDEX = "model.safetensors.index.json"
+"""Index of weights in several files."""
+ADAPTER = "adapter_config.json"
+"""Settings of an adapter, such as LoRA's: changes of the weights in another file."""
 MAX_JSON_BYTES = 10_000_000
 """Maximum size of a JSON file; a larger one is not a model's configuration."""
 FIRST_BYTES = 4_096
@@ -310,6 +317,48 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
         yield Finding(
             what=f"holds a tokenizer, but no {WEIGHTS}",
             remedy="copy the whole folder of the model, or name another",
+        )
+
+
+def is_marian_folder(folder: Path) -> bool:
+    """Return whether a folder has weights of Marian's own, in any of its formats.
+
+    One that also has Hugging Face's `config.json` counts as theirs.
+    """
+    names = [each.name for each in folder.glob("*")] if folder.is_dir() else []
+    if CONFIG in names:
+        return False
+    return any(name.endswith(".npz") for name in names) or (
+        DECODER in names and any(name.endswith(".bin") for name in names)
+    )
+
+
+def require_hugging_face_files(folder: Path) -> None:
+    """Raise `RequestError` unless a folder has the files of a model of Hugging Face."""
+    needed = f"{folder}: must be a model of Marian or of Hugging Face's Marian, but"
+    if is_ours(folder):
+        raise RequestError(
+            f"{needed} is a model or a run of transduce; use it as it is."
+        )
+    has_weights = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
+    has_pickle = (folder / PICKLE).is_file()
+    is_of_ctranslate2 = (
+        not has_weights and not has_pickle and (folder / "model.bin").is_file()
+    )
+    if is_of_ctranslate2 or not (folder / CONFIG).is_file():
+        raise RequestError(f"{needed} {describe_origin(folder)}")
+    if os.path.lexists(folder / ADAPTER):
+        raise RequestError(
+            f"{folder}: must hold weights that need no adapter, but has one ({ADAPTER})"
+            ", which would be lost; merge it by `merge_and_unload` of the package "
+            "`peft`, and save the model again."
+        )
+    if not has_weights and has_pickle:
+        raise RequestError(
+            f"{folder}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
+            "any program as it is loaded; if you trust it, convert it with: python -c "
+            "'from transformers import MarianMTModel; "
+            f'MarianMTModel.from_pretrained("{folder}").save_pretrained("{folder}")\''
         )
 
 

@@ -385,3 +385,20 @@ def test_an_older_page_stays_if_the_new_one_fails(
     assert page.read_text() == "before"
     succeeds("attention", model, "--source", TEXT, "--out", page, "--force")
     assert page.read_text().startswith("<!doctype html>")
+
+
+def test_search_options_need_an_output_that_shows_the_search(
+    refuses: Callable[..., str],
+    succeeds: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    given = ("--source", TEXT, "--target", "eins", "--beam-size", 2)
+    picture = tmp_path / "picture.png"
+    assert refuses("attention", model, *given, "--figure", picture) == (
+        "--beam-size and --length-penalty have no effect on a picture with --target; "
+        "leave them out, or add --out or --json, which show the search."
+    )
+    assert not picture.exists()
+    found = json.loads(succeeds("attention", model, *given, "--json"))
+    assert len(found["hypotheses"]) == 2

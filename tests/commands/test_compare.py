@@ -249,6 +249,15 @@ def test_a_blank_reference_is_refused(
     assert refusal == f"{path}: at least one line must have text, but none has."
 
 
+def test_a_blank_training_text_is_refused(
+    refuses: Callable[..., str], arguments: tuple[object, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "blank"
+    path.write_text("\n \n")
+    refusal = refuses(*arguments, "--train", path)
+    assert refusal == f"{path}: at least one line must have text, but none has."
+
+
 def test_standard_input_stands_for_one_file(
     refuses: Callable[..., str], files: dict[str, Path]
 ) -> None:

@@ -309,3 +309,14 @@ def test_a_malformed_language_tag_is_refused(
     files = ("--hypothesis", reference, "--reference", reference)
     said = refuses("evaluate", *files, "--target-language", "Chinese")
     assert said.endswith("but is 'Chinese'; did you mean 'zh'?")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_given_translations_have_no_precision(
+    refuses: Callable[..., str], reference: Path, precision: str
+) -> None:
+    files = ("--hypothesis", reference, "--reference", reference)
+    assert refuses("evaluate", *files, "--precision", precision) == (
+        "--precision is for a model's search, but there is no model; leave it out, or "
+        "give a model with --source."
+    )

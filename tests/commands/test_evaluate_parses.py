@@ -204,3 +204,14 @@ def test_a_folder_in_the_place_of_trees_is_refused_with_the_remedy(
         f"{folder}: the predicted trees must be a file, but this is a folder; give a "
         "model that parses by --model."
     )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_predicted_trees_have_no_precision(
+    refuses: Callable[..., str], folder: Path, precision: str
+) -> None:
+    files = (folder / "gold", folder / "parses")
+    assert refuses("evaluate-parses", *files, "--precision", precision) == (
+        "--precision is for a model's search, but there is no model; leave it out, or "
+        "give --model instead of predicted trees."
+    )

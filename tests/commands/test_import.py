@@ -179,3 +179,23 @@ def test_a_missing_package_is_named(
     monkeypatch.setitem(sys.modules, "transformers", None)
     message = refuses("import", marian_folder, "--out", tmp_path / "model")
     assert message == missing_package("Import", "transformers", "export")
+
+
+@pytest.mark.parametrize("name", ["model", "missing", "file"])
+def test_a_path_that_is_no_model_is_refused_before_slow_imports(
+    refuses: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    import_anew: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    (tmp_path / "file").write_text("text")
+    import_anew("transduce.interop")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    folder = model if name == "model" else tmp_path / name
+    refusal = refuses("import", folder, "--out", tmp_path / "out")
+    assert refusal.startswith(
+        f"{folder}: must be a model of Marian or of Hugging Face's Marian, but "
+    )
+    assert not (tmp_path / "out").exists()

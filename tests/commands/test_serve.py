@@ -178,6 +178,20 @@ def test_a_bad_command_is_refused(
     assert message in refuses("serve", *arguments, *port)
 
 
+@pytest.mark.parametrize(
+    "option",
+    [("--no-repeat-ngram", 3), ("--repetition-penalty", 2), ("--shortlist",)],
+    ids=lambda option: option[0],
+)
+def test_parsers_alone_have_no_options_of_translation(
+    refuses: Callable[..., str], parsing_model: Path, option: tuple[object, ...]
+) -> None:
+    assert refuses("serve", parsing_model, "--port", 0, *option) == (
+        f"{option[0]} is for models that translate, but all of these parse; leave it "
+        "out."
+    )
+
+
 def test_a_missing_package_is_named_with_its_extra(
     refuses: Callable[..., str],
     model: Path,

@@ -138,3 +138,9 @@ def test_the_list_of_settings_fits_any_terminal(
     assert max(map(len, text.splitlines())) <= min(int(columns), 100)
     usual = succeeds("settings", *options)
     assert "".join(text.split()) == "".join(usual.split())
+
+
+def test_settings_are_listed_in_one_format(refuses: Callable[..., str]) -> None:
+    assert refuses("settings", "--toml", "--json") == (
+        "Either --toml or --json must be given, but both are; leave one out."
+    )

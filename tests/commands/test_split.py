@@ -97,7 +97,7 @@ def test_few_pairs_need_sizes_to_be_split(
     call = ("split", *files(corpus_files), "--out", tmp_path / "parts")
     said = refuses("split", "--source", "-", *files(corpus_files)[2:], *call[5:])
     assert said.startswith("A corpus must be in files, as it is read several times, ")
-    assert "give --dev NUMBER" in refuses(*call)
+    assert "40 pairs is too small for the default size" in refuses(*call)
     assert "hold out fewer" in refuses(*call, "--dev", 30)
     assert not (tmp_path / "parts").exists()
     assert "5 pairs  dev.en dev.de" in succeeds(*call, "--dev", 5)

@@ -197,6 +197,16 @@ def test_a_blank_dev_text_is_refused(
     assert message == f"{path}: at least one line must have text, but none has."
 
 
+def test_trees_have_no_tokenizer_of_sacrebleu(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    message = refuses("tune", folder, "--dev-trees", "x", "--tokenize", "13a")
+    assert message == (
+        "--tokenize is for the BLEU of a text, but --dev-trees are scored by F1; leave "
+        "it out."
+    )
+
+
 def test_a_parser_is_not_tuned_on_text(
     refuses: Callable[..., str], parsing_model: Path, dev: tuple[object, ...]
 ) -> None:

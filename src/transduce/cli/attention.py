@@ -111,6 +111,14 @@ def attention(
     if figure is not None:
         check_figure_path(figure)
         _refuse_unused(view, layer=layer, heads=heads, token=token)
+        has_search = out is not None or json
+        is_searched = (beam_size, length_penalty) != (None, None)
+        if is_searched and target is not None and not has_search:
+            raise ConfigError(
+                "--beam-size and --length-penalty have no effect on a picture with "
+                "--target; leave them out, or add --out or --json, which show the "
+                "search."
+            )
     else:
         is_of_picture = (view, kind) != ("lines", "encoder-decoder") or (
             bool(heads) or layer is not None or token is not None

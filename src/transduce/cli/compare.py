@@ -1,7 +1,7 @@
 """`transduce compare`: comparison of systems' translations."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from itertools import chain, takewhile
 from pathlib import Path
@@ -131,7 +131,7 @@ def compare(
             references[0],
             more_references=references[1:],
             sources=_aligned(source, first, len(references[0])) if source else None,
-            training=read_text([train]) if train else None,
+            training=_read_with_text(train) if train else None,
             tokenize=tokenization.name,
             trials=trials,
             num_examples=examples,
@@ -146,6 +146,16 @@ def compare(
         print_json(asdict(comparison))
     else:
         show(report, table_console())
+
+
+def _read_with_text(path: Path) -> Iterator[str]:
+    """Yield the lines of a file; `DataError` at its end if all of them are blank."""
+    has_text = False
+    for line in read_text([path]):
+        has_text = has_text or bool(line.strip())
+        yield line
+    if not has_text:
+        require_text(path, ())
 
 
 def _read_systems(

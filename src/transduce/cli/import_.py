@@ -7,6 +7,7 @@ from transduce.cli.files import Force
 from transduce.cli.terminal import warn
 from transduce.errors import packages_for
 from transduce.files import require_new_folder
+from transduce.foreign_models import is_marian_folder, require_hugging_face_files
 from transduce.text.languages import LanguagesConfig
 
 
@@ -56,11 +57,13 @@ def import_(
     """
     require_new_folder(out, overwrite=force, made_by="import")
     languages = LanguagesConfig(source=source_language, target=target_language)
+    if not (is_of_marian := is_marian_folder(folder)):
+        require_hugging_face_files(folder)  # now, as the imports below take seconds
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
         from transduce.interop import marian_npz_import
 
-        if marian_npz_import.is_marian_folder(folder):
+        if is_of_marian:
             proof = marian_npz_import.import_marian(
                 folder, out, sentences, languages, overwrite=force
             )

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.help import option_name
 from transduce.cli.lines import require_shortlist
 from transduce.decoding.backend import choose_device
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -169,6 +170,8 @@ def serve(
             )
             for each in names
         ]
+        if all(each.is_parser for each in served):
+            _refuse_search({**restrictions, "shortlist": shortlist})
         written_host = f"[{host}]" if ":" in host else host
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"
@@ -176,6 +179,15 @@ def serve(
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
         app = server.create_app(served, admission_config, access_config)
         server.serve(app, listener, server_config)
+
+
+def _refuse_search(options: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` for options of translation, as all models are parsers."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(
+            f"{option_name(given[0])} is for models that translate, but all of these "
+            "parse; leave it out."
+        )
 
 
 def loaded(

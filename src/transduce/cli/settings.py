@@ -18,6 +18,7 @@ from cyclopts import Parameter
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.options import LEFT_TO_DATA
 from transduce.cli.terminal import print_json, table_console
+from transduce.errors import ConfigError
 from transduce.experiments.presets import ADAPT, FROM_MODEL, RunConfig
 from transduce.experiments.presets import preset as preset_named
 
@@ -228,6 +229,10 @@ def settings(
     json_output
         Print the settings for --set as JSON, with the whole description of each.
     """
+    if json_output and toml:
+        raise ConfigError(
+            "Either --toml or --json must be given, but both are; leave one out."
+        )
     tables = list(setting_tables(preset_named(preset) if preset else None))
     if json_output:
         found = [setting for table in tables for setting in table.settings]

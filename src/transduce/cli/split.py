@@ -100,7 +100,7 @@ def _usual(source: Files, target: Files) -> int:
     num_pairs = sum(1 for _ in aligned_lines(source, target))
     if (number := usual_number(num_pairs)) is None:
         raise ConfigError(
-            f"{source[0]}: {counted(num_pairs, 'pair')} are too few for the default "
-            "size of the development text; give --dev NUMBER."
+            f"{source[0]}: a corpus of {counted(num_pairs, 'pair')} is too small "
+            "for the default size of the development text; give --dev NUMBER."
         )
     return number

@@ -96,11 +96,7 @@ def tune(
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     require_both(dev_source, dev_target, "dev-")
-    if bool(dev_source) == bool(dev_trees):
-        raise ConfigError(
-            "A development set must be given: either --dev-source and --dev-target, or "
-            "--dev-trees."
-        )
+    _require_one_kind(dev_source, dev_trees, tokenize)
     folder = find_model(model)
     if not dry_run and not os.access(folder, os.W_OK):
         raise ConfigError(
@@ -143,6 +139,20 @@ def tune(
         return
     show(as_report(tuning), table_console())
     print(_verdict(tuning, folder, is_written))
+
+
+def _require_one_kind(dev_source: Files, dev_trees: Files, tokenize: Tokenize) -> None:
+    """Raise `ConfigError` unless text or trees are given, with options for them."""
+    if bool(dev_source) == bool(dev_trees):
+        raise ConfigError(
+            "A development set must be given: either --dev-source and --dev-target, or "
+            "--dev-trees."
+        )
+    if dev_trees and tokenize != "auto":
+        raise ConfigError(
+            "--tokenize is for the BLEU of a text, but --dev-trees are scored by F1; "
+            "leave it out."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

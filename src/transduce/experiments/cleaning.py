@@ -133,11 +133,15 @@ def _scoring(
 ) -> Scoring | None:
     """Load the models; `ConfigError` if they do not fit the corpus or the options."""
     if model is None:
-        if reverse_model is not None or worst is not None:
-            name = "worst" if reverse_model is None else "reverse_model"
+        has_others = {
+            "reverse_model": reverse_model is not None,
+            "worst": worst is not None,
+            "device": device != "auto",
+        }
+        if others := [name for name, is_given in has_others.items() if is_given]:
             raise ConfigError(
-                f"`{name}` must be given together with a model of the corpus's own "
-                "direction, but is given alone; add the model."
+                f"`{others[0]}` must be given together with a model of the corpus's "
+                "own direction, but is given alone; add the model, or leave it out."
             )
         return None
     share = WORST if worst is None else worst

@@ -28,7 +28,7 @@ from transformers import MarianMTModel
 from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
 from transduce.errors import AccessError, CheckpointError, ConfigError, RequestError
 from transduce.files import atomic_directory, read_json, require_file
-from transduce.foreign_models import describe_origin, is_ours
+from transduce.foreign_models import INDEX, WEIGHTS, require_hugging_face_files
 from transduce.interop.export import Proof, prove, require_short
 from transduce.interop.generation_settings import (
     SETTINGS,
@@ -528,11 +528,6 @@ def _own(path: Path) -> SubwordTokenizer:
     return own
 
 
-WEIGHTS, PICKLE = "model.safetensors", "pytorch_model.bin"
-INDEX = "model.safetensors.index.json"
-"""Index of weights in several files."""
-ADAPTER = "adapter_config.json"
-"""Settings of an adapter, such as LoRA's: changes of the weights in another file."""
 BOTH, OUTPUT = "model.shared.weight", "lm_head.weight"
 READ = ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 """Names of the embeddings of source and target."""
@@ -755,7 +750,7 @@ def import_model(
     `RequestError` if the model cannot be imported, `CheckpointError` if it is damaged,
     `ProofError` if the proof fails.
     """
-    _require_files(origin)
+    require_hugging_face_files(origin)
     settings = read_settings(origin)
     checkpoint = _checkpoint(origin, settings, languages or LanguagesConfig())
     require_short(sentences, checkpoint.tokenizer, settings.max_positions)
@@ -813,31 +808,3 @@ def _theirs(
             f"{origin}: must be what the package `transformers` runs, or there is no "
             f"proof, but it says: {reason}"
         ) from None
-
-
-def _require_files(origin: Path) -> None:
-    needed = f"{origin}: must be a model of Marian or of Hugging Face's Marian, but"
-    if is_ours(origin):
-        raise RequestError(
-            f"{needed} is a model or a run of transduce; use it as it is."
-        )
-    has_weights = (origin / WEIGHTS).is_file() or (origin / INDEX).is_file()
-    has_pickle = (origin / PICKLE).is_file()
-    is_of_ctranslate2 = (
-        not has_weights and not has_pickle and (origin / "model.bin").is_file()
-    )
-    if is_of_ctranslate2 or not (origin / SETTINGS).is_file():
-        raise RequestError(f"{needed} {describe_origin(origin)}")
-    if lexists(origin / ADAPTER):
-        raise RequestError(
-            f"{origin}: must hold weights that need no adapter, but has one ({ADAPTER})"
-            ", which would be lost; merge it by `merge_and_unload` of the package "
-            "`peft`, and save the model again."
-        )
-    if not has_weights and has_pickle:
-        raise RequestError(
-            f"{origin}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
-            "any program as it is loaded; if you trust it, convert it with: python -c "
-            "'from transformers import MarianMTModel; "
-            f'MarianMTModel.from_pretrained("{origin}").save_pretrained("{origin}")\''
-        )

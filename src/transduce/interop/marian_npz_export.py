@@ -25,6 +25,7 @@ from torch import Tensor
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import RequestError, TransduceWarning, counted
 from transduce.files import atomic_directory
+from transduce.foreign_models import DECODER
 from transduce.interop.export import (
     Affine,
     Attention,
@@ -47,7 +48,6 @@ from transduce.interop.marian_conventions import (
     halved,
 )
 from transduce.interop.marian_npz_import import (
-    DECODER,
     END,
     OPTIONS,
     import_marian,

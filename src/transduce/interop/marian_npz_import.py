@@ -32,6 +32,7 @@ from torch import Tensor
 from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, require_file
+from transduce.foreign_models import DECODER
 from transduce.interop.export import ProofError
 from transduce.interop.marian_conventions import NEVER, halved, require_finite
 from transduce.interop.portable_tokenizer import (
@@ -54,7 +55,7 @@ from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 OPTIONS = "special:model.yml"
 """Name of the array with the options."""
-DECODER, CONFIG = "decoder.yml", "config.yml"
+CONFIG = "config.yml"
 END = SPECIAL_PIECES[EOS]
 ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "silu"}
 ARRANGEMENTS: dict[tuple[str, str, str], Norm] = {
@@ -140,19 +141,6 @@ DAMAGE = (
 
 Options = Mapping[str, str | list[str]]
 Arrays = Mapping[str, Tensor]
-
-
-def is_marian_folder(folder: Path) -> bool:
-    """Whether a folder has weights of Marian's own, in any of its formats.
-
-    One that also has Hugging Face's `config.json` counts as theirs.
-    """
-    names = [each.name for each in folder.glob("*")] if folder.is_dir() else []
-    if "config.json" in names:
-        return False
-    return any(name.endswith(".npz") for name in names) or (
-        DECODER in names and any(name.endswith(".bin") for name in names)
-    )
 
 
 def import_marian(

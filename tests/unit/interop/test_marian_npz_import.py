@@ -16,11 +16,11 @@ import transduce
 from marian_npz import SHARED, TWO, VARIANTS
 from transduce.checkpoint import load_model
 from transduce.errors import CheckpointError, RequestError
+from transduce.foreign_models import is_marian_folder
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop.marian_npz_import import (
     differing_options,
     import_marian,
-    is_marian_folder,
     read_options,
 )
 from transduce.interop.portable_tokenizer import read_proto
