@@ -1,5 +1,6 @@
 """The script that refuses documentation that does not stand alone."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -110,3 +111,14 @@ def test_the_lint_refuses_options_in_messages_outside_the_commands(
     assert code == is_refused
     assert len(said) == is_refused
     assert all(line.startswith(f"{place}:3: an option in") for line in said)
+
+
+def test_the_folders_above_a_checkout_do_not_matter(tmp_path: Path) -> None:
+    checkout = tmp_path / "cli"
+    module = checkout / "src" / "transduce" / "module.py"
+    for folder in (module.parent, checkout / "scripts"):
+        folder.mkdir(parents=True)
+    script = shutil.copy(SCRIPT, checkout / "scripts")
+    module.write_text('"""Sizes.\n\nOf equal ones, the first counts.\n"""\n')
+    done = subprocess.run([sys.executable, script, module], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"")
