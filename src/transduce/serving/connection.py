@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -334,7 +335,8 @@ class Connection(H11Protocol):
             return
         self.flow.resume_reading()
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # the client may have reset the connection by now
+                self.transport.write_eof()
         self._schedule(DRAIN_S, self._abort)
 
     def _probe(self) -> None:

@@ -1,5 +1,6 @@
 """Connections, tested by raw sockets that misbehave as clients should not."""
 
+import errno
 import json
 import logging
 import os
@@ -425,3 +426,24 @@ def test_a_connection_that_is_accepted_during_the_shutdown_is_refused(
             answer = everything(client)
     assert answer.startswith(b"HTTP/1.1 503 Service Unavailable")
     assert error_of(answer) == "The server is shutting down; try again later."
+
+
+def test_a_refused_client_may_have_gone(
+    http: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried = threading.Event()
+
+    def fail(_: object) -> None:
+        tried.set()
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    transport = "asyncio.selector_events._SelectorSocketTransport"
+    monkeypatch.setattr(f"{transport}.write_eof", fail)
+    with connected(http) as client:
+        client.sendall(b"nonsense\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 400")
+        tried.wait()
+    wait_until(lambda: num_connections(http) == 0)
+    assert caplog.records == []
