@@ -1,0 +1,143 @@
+"""Measure how training on a CPU gains from huge pages.
+
+    OMP_NUM_THREADS=1 python benchmarks/huge_pages.py [--presets NAME...]
+        [--precision auto] [--tokens 2048] [--turns 6] [--updates 8]
+
+The same updates of random sentences, of another length in each update, with the memory
+of tensors in huge pages, as in `transduce train`, and in pages of 4 KB. Each has a
+process of its own. They take turns of several updates in a row; the first turn is not
+counted. Linux must give huge pages on advice: `madvise` in
+/sys/kernel/mm/transparent_hugepage/enabled.
+"""
+
+import transduce  # noqa: F401  # before PyTorch, as it sets OpenMP's spinning
+
+# isort: split
+import argparse
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import cast
+
+import numpy as np
+import torch
+from machine import describe_machine
+
+from transduce import machine
+from transduce.architectures.interface import TransductionModel
+from transduce.benchmark.measurement import Turns, Worker, order_of_turns
+from transduce.checkpoint import build
+from transduce.data.tensors import Batch, pad_rows
+from transduce.device import choose_hardware
+from transduce.experiments.presets import preset
+from transduce.nn.fuse import fuse
+from transduce.processes import unwound_on_termination
+from transduce.text.vocabulary import BOS, EOS, NUM_RESERVED
+from transduce.training.loss import BatchLoss
+from transduce.training.optimizer import WeightOptimizer
+
+PRESETS = (
+    "multi30k", "gnmt-multi30k", "convs2s-multi30k", "moe-multi30k",
+    "bytenet-multi30k",
+)  # fmt: skip
+KINDS = ("4 KB", "huge")
+MEAN_LENGTH, SPREAD = 15, 0.35
+CHARACTERS_A_PIECE = 5
+LEARNING_RATE = 1e-4
+SEED = 1
+
+
+def main() -> None:
+    """Train by turns, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--presets", nargs="+", default=PRESETS)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--updates", type=int, default=8)
+    options = parser.parse_args()
+    if not machine.has_huge_pages_on_advice():
+        sys.exit("This system does not give huge pages on advice.")
+    print("| preset | 4 KB, ms | huge, ms | times as fast | range of turns |")
+    print("|---|---:|---:|---:|---|", flush=True)
+    for name in options.presets:
+        work = partial(train, name, options.precision, options.tokens)
+        seconds = measured(work, options.turns, options.updates)
+        before, after = (seconds[kind] for kind in KINDS)
+        ratios = [a / b for a, b in zip(before, after, strict=True)]
+        print(
+            f"| `{name}` | {median(before) * 1e3:.0f} | {median(after) * 1e3:.0f} | "
+            f"{median(ratios):.2f} | {min(ratios):.2f} to {max(ratios):.2f} |",
+            flush=True,
+        )
+    print(f"\n{describe_machine()}")
+
+
+def measured(work: "partial[None]", turns: int, updates: int) -> dict[str, list[float]]:
+    """Return the mean seconds of an update in each turn, by the kind of pages."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    with ExitStack() as stack, unwound_on_termination():
+        workers = {
+            kind: stack.enter_context(
+                Worker(kind, partial(work, kind), torch.device("cpu"))
+            )
+            for kind in KINDS
+        }
+        for turn in range(turns + 1):
+            for kind in order_of_turns(list(KINDS), turn):
+                taken = [workers[kind].take_turn().seconds for _ in range(updates)]
+                if turn > 0:
+                    seconds[kind].append(sum(taken) / updates)
+    return seconds
+
+
+def train(
+    name: str, precision: str, tokens: int, kind: str, turns: Turns[float]
+) -> None:
+    """Train a preset's model, one update a turn."""
+    if kind != "huge":
+        machine.HUGE_PAGES = Path("/nowhere")
+    machine.keep_freed_memory()
+    machine.use_one_arena()
+    run = preset(name)
+    torch.manual_seed(SEED)
+    model = build(replace(run.model, vocab_size=run.tokenizer.vocab_size))
+    hardware = choose_hardware("cpu", precision, width=run.model.d_model)
+    trained = cast(TransductionModel, fuse(model))
+    batch_loss = BatchLoss(trained, run.training.label_smoothing, hardware)
+    batch_loss.train()
+    optimizer = WeightOptimizer(trained, replace(run.training, optimizer="adam"))
+    random = np.random.default_rng(SEED)
+    factor = CHARACTERS_A_PIECE if run.tokenizer.kind == "character" else 1
+    turns.begin()
+    while True:
+        batch, num_tokens = random_batch(
+            random, factor * MEAN_LENGTH, tokens, run.tokenizer.vocab_size
+        )
+        optimizer.zero_grad()
+        (batch_loss(batch).smoothed / num_tokens).backward()
+        optimizer.step(LEARNING_RATE)
+        turns.done(0.0)
+
+
+def random_batch(
+    random: np.random.Generator, mean_length: int, tokens: int, vocab_size: int
+) -> tuple[Batch, int]:
+    """Return pairs of one random length, and the number of their target tokens."""
+    length = int(random.lognormal(np.log(mean_length), SPREAD)) + 1
+    count = max(tokens // length, 1)
+    ids = random.integers(NUM_RESERVED, vocab_size, (2, count, length))
+    source, target = ids.tolist()
+    batch = Batch(
+        source=pad_rows([[*row, EOS] for row in source]),
+        target_in=pad_rows([[BOS, *row] for row in target]),
+        target_out=pad_rows([[*row, EOS] for row in target]),
+    )
+    return batch, count * (length + 1)
+
+
+if __name__ == "__main__":
+    main()
