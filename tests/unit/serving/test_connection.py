@@ -429,21 +429,24 @@ def test_a_connection_that_is_accepted_during_the_shutdown_is_refused(
 
 
 def test_a_refused_client_may_have_gone(
-    http: RunningServer,
+    trained_checkpoint: Checkpoint,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    tried = threading.Event()
-
     def fail(_: object) -> None:
-        tried.set()
         raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
 
     transport = "asyncio.selector_events._SelectorSocketTransport"
     monkeypatch.setattr(f"{transport}.write_eof", fail)
-    with connected(http) as client:
-        client.sendall(b"nonsense\r\n\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 400")
-        tried.wait()
-    wait_until(lambda: num_connections(http) == 0)
+    model = served(trained_checkpoint, "en-de")
+    limits = ServerConfig(connections=ConnectionConfig(max_connections=1))
+    with (
+        running([model], taking=limits) as server,
+        connected(server) as busy,
+        held(model),
+    ):
+        busy.sendall(post())
+        wait_until(lambda: model.queue.num_waiting == 1)
+        with connected(server) as refused:
+            assert refused.recv(65536).startswith(b"HTTP/1.1 503")
     assert caplog.records == []
