@@ -18,7 +18,6 @@ import sys
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import cast
 
@@ -59,7 +58,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--updates", type=int, default=8)
     options = parser.parse_args()
-    if not machine.has_huge_pages_on_advice():
+    if not machine.can_use_huge_pages():
         sys.exit("This system does not give huge pages on advice.")
     print("| preset | 4 KB, ms | huge, ms | times as fast | range of turns |")
     print("|---|---:|---:|---:|---|", flush=True)
@@ -98,10 +97,10 @@ def train(
     name: str, precision: str, tokens: int, kind: str, turns: Turns[float]
 ) -> None:
     """Train a preset's model, one update a turn."""
-    if kind != "huge":
-        machine.HUGE_PAGES = Path("/nowhere")
     machine.keep_freed_memory()
     machine.use_one_arena()
+    if kind == "huge":
+        machine.use_huge_pages()
     run = preset(name)
     torch.manual_seed(SEED)
     model = build(replace(run.model, vocab_size=run.tokenizer.vocab_size))

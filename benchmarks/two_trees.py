@@ -196,16 +196,18 @@ def train(task: dict[str, Any], done: Callable[[Any], None]) -> None:
 
     import torch
 
+    from transduce import machine
     from transduce.device import choose_hardware
     from transduce.experiments.presets import PRESETS
-    from transduce.machine import keep_freed_memory
 
     run = PRESETS[task["train"]]
     if run.batching.source_tokens > 3_125:
         batching = replace(run.batching, source_tokens=3_125, target_tokens=3_125)
         run = replace(run, batching=batching)
     hardware = choose_hardware("cpu", task["precision"])
-    keep_freed_memory()
+    machine.keep_freed_memory()
+    if hasattr(machine, "use_huge_pages"):  # older trees lack it
+        machine.use_huge_pages()
     torch.manual_seed(1)
     modules = ("training", "training_systems", "training.task", "training.contestants")
     training_task = benchmark_name("TrainingTask", *modules)

@@ -27,6 +27,8 @@ BUSY_LOAD = 0.5
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 M_MMAP_MAX, M_ARENA_MAX = -4, -8
 """Parameters of `mallopt`, from glibc's malloc.h."""
+MMAP_THRESHOLD = 2**30
+"""Value of M_MMAP_THRESHOLD with which all but the largest blocks are in the heap."""
 NEVER_TRIM = -1
 """Value of M_TRIM_THRESHOLD with which freed memory is never returned."""
 DEFAULT_MMAP_MAX = 65_536
@@ -37,8 +39,8 @@ MADV_HUGEPAGE = 14
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 """Linux information on huge pages."""
 MAX_HUGE_PAGE = 2**25
-"""Largest huge page in bytes: some ARM systems have pages of 512 MB, of which each
-use would take a whole one."""
+"""Largest huge page in bytes: some ARM systems have pages of 512 MB, which would take
+that much memory for a few bytes."""
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 """Usual folder of Linux control groups: limits of containers and cluster jobs."""
@@ -340,7 +342,7 @@ class WaitingMeter:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory, in huge pages; no effect with another C library.
+    """Make glibc keep freed memory; no effect with another C library.
 
     By default glibc returns large blocks to the system at once, and each new tensor
     costs page faults: about a tenth of the time of training on a CPU.
@@ -348,30 +350,33 @@ def keep_freed_memory() -> None:
     if platform.libc_ver()[0] != "glibc":
         return
     libc = ctypes.CDLL(None)
-    if not libc.mallopt(M_MMAP_THRESHOLD, 2**30):
+    if not libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD):
         return  # older versions refuse this value; the rest would then do harm
-    libc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
+    libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(M_TOP_PAD, 2**28)
-    use_huge_pages()
 
 
 def use_huge_pages() -> None:
-    """Make glibc allocate in huge pages, where Linux uses them on advice only.
+    """Make glibc allocate in huge pages; no effect where `can_use_huge_pages` is false.
 
-    A processor remembers the addresses of too few pages of 4 KB for the tensors of an
-    update; with them, training on a CPU takes 1.07 to 1.17 times as long. Advice is for
-    addresses that exist, so the heap grows by all free memory first: pages that are
-    never written take none.
+    A processor remembers the addresses of few pages: with pages of 4 KB, training on a
+    CPU takes 1.07 to 1.17 times as long. Advice is for addresses that exist, so the
+    heap first grows by all free memory. Pages that are never written take none, but the
+    process keeps what it has written, and other limits than that of `free_memory` must
+    not count addresses. Call it in programs that train.
+
+    Blocks of other threads are in the heap only after `use_one_arena`.
     """
     free = free_memory(1)
-    if math.isinf(free) or not has_huge_pages_on_advice():
-        return
-    if _is_address_space_limited():
+    if math.isinf(free) or not can_use_huge_pages():
         return
     libc = ctypes.CDLL(None)
+    if not libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD):
+        return  # large blocks would not be in the heap
     libc.malloc.argtypes, libc.malloc.restype = (ctypes.c_size_t,), c_void_p
     libc.free.argtypes = (c_void_p,)
     libc.madvise.argtypes = c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIM)
     libc.mallopt(M_MMAP_MAX, 0)  # or the block would not be in the heap
     libc.free(libc.malloc(int(free)))
     libc.mallopt(M_MMAP_MAX, DEFAULT_MMAP_MAX)
@@ -381,8 +386,18 @@ def use_huge_pages() -> None:
             libc.madvise(first, end - first, MADV_HUGEPAGE)
 
 
-def has_huge_pages_on_advice() -> bool:
-    """Whether this is Linux that uses huge pages of a usual size, on advice only."""
+def can_use_huge_pages() -> bool:
+    """Whether Linux gives huge pages on advice, and large blocks cost no memory."""
+    return (
+        platform.libc_ver()[0] == "glibc"
+        and _has_huge_pages_on_advice()
+        and not _is_address_space_limited()
+        and not _fills_new_memory()
+        and _is_malloc_of_glibc()
+    )
+
+
+def _has_huge_pages_on_advice() -> bool:
     enabled, size = (
         "".join(_lines(HUGE_PAGES / name)) for name in ("enabled", "hpage_pmd_size")
     )
@@ -400,6 +415,21 @@ def _is_address_space_limited() -> bool:
     )
 
 
+def _fills_new_memory() -> bool:
+    """Whether malloc writes each new block, to find errors in programs."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "MALLOC_PERTURB_" in os.environ or "malloc.perturb" in tunables
+
+
+def _is_malloc_of_glibc() -> bool:
+    """Whether no other library, such as jemalloc, takes the place of malloc."""
+    used, glibc = (
+        ctypes.cast(ctypes.CDLL(name).malloc, c_void_p).value
+        for name in (None, "libc.so.6")
+    )
+    return used == glibc
+
+
 def use_one_arena() -> None:
     """Make threads allocate from the memory of the main one; only for glibc.
 
@@ -415,7 +445,6 @@ def return_freed_memory() -> None:
     """Return freed memory to the system; no effect without glibc."""
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).malloc_trim(0)
-        use_huge_pages()  # the heap has shrunk
 
 
 def processor_flags() -> frozenset[str]:

@@ -56,50 +56,65 @@ class Library:
     ("setting", "num_calls"), [(keep_freed_memory, 3), (use_one_arena, 1)]
 )
 @pytest.mark.parametrize("library", ["glibc", "musl", ""])
-def test_only_glibc_has_settings_of_memory(
-    tmp_path, monkeypatch, library, setting, num_calls
-):
+def test_only_glibc_has_settings_of_memory(monkeypatch, library, setting, num_calls):
     libc = Library(None)
-    monkeypatch.setattr(machine, "HUGE_PAGES", tmp_path)  # none
     monkeypatch.setattr(platform, "libc_ver", lambda: (library, "2.36"))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
     setting()
     assert len(libc.calls) == (num_calls if library == "glibc" else 0)
-    assert all(-1 <= value < 2**31 and value for _, value in libc.calls)
+    assert all(0 < value < 2**31 for _, value in libc.calls)
 
 
 ALLOCATION = r"""
 import re, resource, sys
 from pathlib import Path
-from transduce.machine import keep_freed_memory, return_freed_memory
+from transduce import machine
 
-if sys.argv[1] == "limited":
-    resource.setrlimit(resource.RLIMIT_AS, (2**40, 2**40))
-keep_freed_memory()
-if sys.argv[1] == "returned":
+kind = sys.argv[1]
+machine.free_memory = lambda _: 2**27
+if kind == "limited":
+    resource.setrlimit(resource.RLIMIT_AS, (2**34, 2**34))
+machine.keep_freed_memory()
+machine.use_huge_pages()
+if kind == "returned":
     first = bytearray(2**26)
     del first
-    return_freed_memory()
+    machine.return_freed_memory()
+    machine.use_huge_pages()
+resident = machine.proc_bytes("self/status", "VmRSS")
 held = bytearray(2**26)
-mappings = Path("/proc/self/smaps").read_text()
-heaps = re.findall(r"\[heap\]\n(?:[A-Z]\w+: .*\n)+", mappings)
-sizes = re.findall(r"AnonHugePages: +(\d+) kB", "".join(heaps))
-print(1024 * sum(map(int, sizes)))
+mappings = re.split(r"(?m)^(?=[0-9a-f]+-)", Path("/proc/self/smaps").read_text())
+heaps = [each for each in mappings if "[heap]" in each]
+sizes = [re.search(r"Size: +(\d+) kB", each)[1] for each in heaps if " hg" in each]
+print(1024 * sum(map(int, sizes)), resident)
 """
 
 
-@pytest.mark.skipif(
-    not machine.has_huge_pages_on_advice(), reason="Linux that asks for advice"
-)
+@pytest.mark.skipif(not machine.can_use_huge_pages(), reason="Linux with advice only")
 @pytest.mark.parametrize(
-    ("kind", "least", "most"),
-    [("first", 2**25, 2**27), ("returned", 2**25, 2**27), ("limited", 0, 0)],
+    ("kind", "variables", "least"),
+    [
+        ("first", {}, 2**27),
+        ("returned", {}, 2**27),
+        ("limited", {}, 0),
+        ("filling", {"MALLOC_PERTURB_": "7"}, 0),
+        ("filling", {"GLIBC_TUNABLES": "glibc.malloc.perturb=7"}, 0),
+    ],
 )
-def test_kept_memory_is_in_huge_pages(kind, least, most):
-    """A limit of the address space would count memory that is not used."""
-    command = [sys.executable, "-c", ALLOCATION, kind]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert least <= int(found.stdout) <= most
+def test_the_heap_is_in_huge_pages_where_they_cost_nothing(kind, variables, least):
+    """Limits of addresses, and a malloc that fills blocks, count unused memory."""
+    program = [sys.executable, "-c", ALLOCATION, kind]
+    found = subprocess.run(
+        program,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "GLIBC_TUNABLES": "", **variables},
+    )
+    size, resident = map(int, found.stdout.split())
+    assert size >= least
+    assert (size > 0) == (least > 0)
+    assert resident < 2**27
 
 
 @pytest.mark.parametrize(
@@ -112,6 +127,7 @@ def test_kept_memory_is_in_huge_pages(kind, least, most):
         (None, None, False),
     ],
 )
+@pytest.mark.skipif(not machine.can_use_huge_pages(), reason="Linux with advice only")
 def test_advice_is_given_where_linux_asks_for_it(
     tmp_path, monkeypatch, enabled, size, expected
 ):
@@ -119,7 +135,7 @@ def test_advice_is_given_where_linux_asks_for_it(
     if enabled is not None:
         (tmp_path / "enabled").write_text(enabled)
         (tmp_path / "hpage_pmd_size").write_text(size)
-    assert machine.has_huge_pages_on_advice() is expected
+    assert machine.can_use_huge_pages() is expected
 
 
 def test_memory_shared_with_children_does_not_count():

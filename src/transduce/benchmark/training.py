@@ -48,7 +48,7 @@ from transduce.data.batches import (
 from transduce.device import Hardware
 from transduce.errors import TransduceWarning, missing_package
 from transduce.experiments.presets import RunConfig
-from transduce.machine import keep_freed_memory, use_one_arena
+from transduce.machine import keep_freed_memory, use_huge_pages, use_one_arena
 from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
 from transduce.model.transformer import Transformer
@@ -387,6 +387,8 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
 
     keep_freed_memory()
     use_one_arena()
+    if task.hardware.device.type == "cpu":
+        use_huge_pages()
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
     trainer.runs_ahead = False  # an update must end with its turn
@@ -417,6 +419,8 @@ def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> No
 
     if not task.are_peers_plain:
         keep_freed_memory()  # speeds peers up as well
+        if task.hardware.device.type == "cpu":
+            use_huge_pages()
     torch.manual_seed(SEED)
     trainer = PeerTrainer(PEERS[name](task.model, task.run.batching.max_length), task)
     turns.begin()

@@ -89,6 +89,7 @@ from transduce.machine import (
     Precision,
     WaitingMeter,
     keep_freed_memory,
+    use_huge_pages,
     use_one_arena,
 )
 from transduce.native import api
@@ -538,6 +539,8 @@ class _RunTraining:
         """
         keep_freed_memory()
         use_one_arena()
+        if self._hardware.device.type == "cpu":
+            use_huge_pages()
         trainer = self._trainer()
         start = self._forecast(trainer, new)
         is_too_long = limit is not None and limit.is_exceeded(start.seconds_left)

@@ -22,6 +22,7 @@ from transduce.machine import (
     free_memory,
     proc_bytes,
     return_freed_memory,
+    use_huge_pages,
 )
 from transduce.nn.operators import own_generator
 from transduce.training.gradients import GraphedGradients, draws_from_context
@@ -210,8 +211,7 @@ def _estimate(
     """
     # After this call gradients, and everything allocated only once, are in memory.
     _time_gradient(batch_loss, batcher, longest[:1], hardware)
-    gc.collect()
-    return_freed_memory()
+    _return_memory()
     forget_peak_memory(hardware.device)
     peak, positions = peak_memory(hardware.device), 0
     bound = peak + SAFE_SHARE * free_memory(num_processes)
@@ -256,11 +256,17 @@ def _time_gradient(
 def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
     """Drop gradients and return freed memory to the system or the device."""
     batch_loss.zero_grad(set_to_none=True)
-    gc.collect()
     if hardware.device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
     else:
-        return_freed_memory()
+        _return_memory()
+
+
+def _return_memory() -> None:
+    gc.collect()
+    return_freed_memory()
+    use_huge_pages()  # the heap has shrunk
 
 
 @contextmanager
