@@ -311,6 +311,18 @@ def test_a_malformed_language_tag_is_refused(
     assert said.endswith("but is 'Chinese'; did you mean 'zh'?")
 
 
+@pytest.mark.parametrize("option", ["--length-penalty", "--processes", "--beam-size"])
+@pytest.mark.parametrize("number", ["0", "2"])
+def test_given_translations_have_no_search(
+    refuses: Callable[..., str], reference: Path, option: str, number: str
+) -> None:
+    files = ("--hypothesis", reference, "--reference", reference)
+    assert refuses("evaluate", *files, option, number) == (
+        f"{option} is for a model's search, but there is no model; leave it out, or "
+        "give a model with --source."
+    )
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_given_translations_have_no_precision(
     refuses: Callable[..., str], reference: Path, precision: str

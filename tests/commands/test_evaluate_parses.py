@@ -206,6 +206,17 @@ def test_a_folder_in_the_place_of_trees_is_refused_with_the_remedy(
     )
 
 
+@pytest.mark.parametrize("option", ["--length-penalty", "--processes"])
+def test_predicted_trees_have_no_search(
+    refuses: Callable[..., str], folder: Path, option: str
+) -> None:
+    files = (folder / "gold", folder / "parses")
+    assert refuses("evaluate-parses", *files, option, "0") == (
+        f"{option} is for a model's search, but there is no model; leave it out, or "
+        "give --model instead of predicted trees."
+    )
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_predicted_trees_have_no_precision(
     refuses: Callable[..., str], folder: Path, precision: str

@@ -694,7 +694,8 @@ def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
 def require_no_search(options: Mapping[str, Any], needed: str) -> None:
     """Raise `ConfigError` if search options are given to a command without search."""
     for name, value in options.items():
-        if value not in (None, False, "auto"):
+        # By identity, as 0 equals False, but is given.
+        if value is not None and value is not False and value != "auto":
             raise ConfigError(
                 f"{option_name(name)} is for a model's search, but there is no model; "
                 f"leave it out, or give {needed}."
