@@ -205,6 +205,11 @@ def _words(text: str, spans: Sequence[Span]) -> list[str]:
     return [text[start:end] for start, end in spans]
 
 
+def _num_words(text: str) -> int:
+    """Count words with letters; each character of a script without spaces is one."""
+    return sum(any(map(str.isalpha, word)) for word in _words(text, units(text)))
+
+
 def with_tags(
     tags: SentenceTags, sentence: str, translation: str, links: WordLinks
 ) -> str:
@@ -279,8 +284,9 @@ class _Placement:
             start = self._point(element.start)
             return start, max(self._point(element.end), start)
         if element.is_copied:
-            # No guess takes words of the translation away, and no links take all.
-            is_inserted = self._links.is_guessed or not self._leaves_letters(span)
+            # No guess takes words of the translation away, and no links take all: words
+            # beyond the element's own must be from elsewhere.
+            is_inserted = self._links.is_guessed or self._is_all_and_more(element, span)
             instead = (span[0], span[0]) if is_inserted else span
             return self._same_text(element, span, within) or instead
         return self._with_spaces(element, span)
@@ -306,10 +312,13 @@ class _Placement:
             stop += element.end - source_end
         return start, stop
 
-    def _leaves_letters(self, span: Span) -> bool:
-        """Return whether the translation has letters outside a span."""
+    def _is_all_and_more(self, element: Element, span: Span) -> bool:
+        """Return whether a span has all words of the translation, and more than the
+        element."""
         text = self._translation
-        return any(map(str.isalpha, text[: span[0]] + text[span[1] :]))
+        has_all = not any(map(str.isalpha, text[: span[0]] + text[span[1] :]))
+        own = self._sentence[element.start : element.end]
+        return has_all and _num_words(text[slice(*span)]) > _num_words(own)
 
     def _within_word(self, source: int, target: int, at: int) -> int:
         """Return a place within a word, if the translation has the same word."""

@@ -286,6 +286,34 @@ def test_a_copied_element_does_not_replace_the_whole_translation() -> None:
     assert found == "<code>x</code>Er läuft."
 
 
+@pytest.mark.parametrize(
+    ("html", "translation", "pairs", "expected"),
+    [
+        ("the <code>name</code>;", "имя;", {"имя": "name"}, "<code>name</code>;"),
+        (
+            "Use <code>Save</code>.",
+            "Speichern.",
+            {"Speichern": "Save"},
+            "<code>Save</code>.",
+        ),
+        (
+            "the <code>user name</code>;",
+            "имя пользователя;",
+            {"имя": "name", "пользователя": "user"},
+            "<code>user name</code>;",
+        ),
+    ],
+)
+def test_a_copied_element_replaces_its_own_words_without_others(
+    html: str, translation: str, pairs: dict[str, str], expected: str
+) -> None:
+    """The target language may have no article, or imply the verb."""
+    segments = split_html(html)
+    [sentence] = sentences(segments)
+    links = by_words(sentence, translation, pairs)
+    assert join_html(segments, [translation], [links]) == expected
+
+
 @given(
     st.lists(st.sampled_from(["<b>", "</b>", "<i x=1>", "</i>", "<img>", "a ", "b"])),
     st.text(alphabet="xy .", min_size=1, max_size=12),
