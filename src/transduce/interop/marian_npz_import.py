@@ -118,8 +118,10 @@ DEFAULTS = {"beam-size": "12", "normalize": "0"}
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 MAX_OPTIONS_BYTES = 1_000_000
-COMMENT = re.compile("(?:^|[ \t])#")
-"""Pattern of the beginning of a comment in YAML."""
+QUOTED_OR_COMMENT = re.compile(
+    r"""(?<![^\s\[,])(?:"(?:[^"\\]|\\.)*+"|'(?:[^']|'')*+'|#.*)"""
+)
+"""Pattern of a quoted scalar, which may hold a number sign, or of a comment in YAML."""
 OPTION = re.compile(r"[\w.-]+", re.ASCII)
 """Pattern of an option's name."""
 BOOLEANS = {
@@ -266,18 +268,20 @@ def read_options(text: str, path: Path) -> Options:
         is_cut = value.startswith("[") and not value.endswith("]")
         if not colon or not OPTION.fullmatch(name) or is_cut:
             raise CheckpointError(
-                f"{path}: must hold options such as `beam-size: 6`, but has the line "
-                f"{shown(content)}; the file is damaged."
+                f"{path}: must hold each option on one line as `name: value`, such as "
+                f"`beam-size: 6`, but has the line {shown(content)}; write it in this "
+                "form, or fetch the file again if it is damaged."
             )
         options[name] = _option_value(value)
     return options
 
 
 def _without_comment(line: str) -> str:
-    """Return a line without its comment; a comment with quotes might be a text."""
-    behind_quotes = max(line.rfind('"'), line.rfind("'")) + 1
-    comment = COMMENT.search(line, behind_quotes)
-    return line[: comment.start()] if comment else line
+    """Return a line without its comment."""
+    for match in QUOTED_OR_COMMENT.finditer(line):
+        if match[0].startswith("#"):
+            return line[: match.start()]
+    return line
 
 
 def _option_value(text: str) -> str | list[str]:

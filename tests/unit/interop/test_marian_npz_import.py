@@ -428,17 +428,46 @@ def test_truth_values_are_read_as_yaml_has_them(tmp_path: Path, value: str) -> N
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("# Don't edit: made by train.sh", {}),
+        ('  # made by "train.sh": v2', {}),
+        ("beam-size: 6  # it's \"the\" best: 'b'", {"beam-size": "6"}),
+        ("vocabs: [ 'a.spm' ]  # it's", {"vocabs": ["a.spm"]}),
+        ('vocabs: [\'a #1.spm\', "b \\" #2"] # c', {"vocabs": ["a #1.spm", 'b " #2']}),
+        ("separator: 'it''s #1' # one", {"separator": "it's #1"}),
+        ("model: it's#1 # one's", {"model": "it's#1"}),
+        ("model: 'open # one", {"model": "'open"}),
+        ("models:\n  - 'a #1' # one\n  # it's: b\n  - b", {"models": ["a #1", "b"]}),
+    ],
+)
+def test_comments_are_left_out(line: str, expected: dict[str, object]) -> None:
+    assert read_options(line, Path("decoder.yml")) == expected
+
+
+@pytest.mark.parametrize(
     "line", ["{beam-size: 3}", "vocabs: [a.spm,", "two words: 3", ": 3"]
 )
 def test_yaml_of_another_form_is_refused(line: str) -> None:
-    with pytest.raises(CheckpointError, match="has the line .*; the file is damaged"):
+    with pytest.raises(CheckpointError) as refused:
         read_options(f"normalize: 1\n{line}\n", Path("decoder.yml"))
+    assert str(refused.value) == (
+        "decoder.yml: must hold each option on one line as `name: value`, such as "
+        f"`beam-size: 6`, but has the line '{line}'; write it in this form, or fetch "
+        "the file again if it is damaged."
+    )
 
 
 @pytest.mark.parametrize(
     "text",
-    ["models:\n" + "- a\n" * 200_000, "models: " + " #" * 200_000 + "'"],
-    ids=["items", "signs of comments"],
+    [
+        "models:\n" + "- a\n" * 200_000,
+        "models: " + " #" * 200_000 + "'",
+        "models: " + " '" * 200_001,
+        'models: "' + ' \\"' * 200_000,
+        "models: '" + " ''" * 200_000,
+    ],
+    ids=["items", "signs of comments", "quotes", "escaped quotes", "double quotes"],
 )
 def test_long_options_are_read_in_linear_time(text: str) -> None:
     start = time.process_time()
