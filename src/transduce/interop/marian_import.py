@@ -619,10 +619,16 @@ def _read_numbers(path: Path) -> dict[str, Tensor]:
     weights = load_tensors(path)
     for name, weight in weights.items():
         if weight.dtype not in NUMBERS:
+            # Quantized weights have types of integers, or of floats with 8 bits.
+            is_quantized = not weight.is_complex() and weight.dtype != torch.bool
+            remedy = (
+                "import the model before it was quantized"
+                if is_quantized
+                else "such a model cannot be imported"
+            )
             raise RequestError(
-                f"{path}: `{name}` must be numbers in fp32, fp16 or bf16, but is "
-                f"{str(weight.dtype).removeprefix('torch.')}; import the model before "
-                "it was quantized."
+                f"{path}: `{name}` must be numbers in fp64, fp32, fp16 or bf16, but is "
+                f"{str(weight.dtype).removeprefix('torch.')}; {remedy}."
             )
         weights[name] = weight.float()
         require_finite(weights[name], name, path)
@@ -672,15 +678,19 @@ def _embeddings(
 ) -> dict[str, Tensor]:
     """Return the matrices of source, target and output by this package's names.
 
-    A matrix equal to an earlier one is left out. The output's is the last one. Without
-    a tied output the library ties no other matrix either, and does not use the shared
-    one.
+    A matrix equal to an earlier one is left out. The output's is the last one.
     """
     tied = (OUTPUT,) if settings.is_tied else ()
     source_names: tuple[str, ...] = READ[:1]
     target_names: tuple[str, ...] = (*READ[1:], *tied)
     if settings.is_shared and settings.is_tied:
         source_names = target_names = (BOTH, *READ, OUTPUT)
+    elif settings.is_shared:
+        # Without a tied output the library ties no other matrix either, and does not
+        # use the shared one. Versions before 5 did, and may have stored it alone.
+        source_names, target_names = (
+            (own if own in theirs or BOTH not in theirs else BOTH,) for own in READ
+        )
     source = _one_matrix(theirs, source_names, path)[torch.tensor(settings.ids)]
     rows = torch.tensor(settings.target_ids)
     target = _one_matrix(theirs, target_names, path)[rows]

@@ -6,6 +6,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import marian_folder as folders
 import transduce
@@ -13,7 +14,11 @@ from transduce.checkpoint import Checkpoint, load_model
 from transduce.errors import CheckpointError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import marian_export, onnx
-from transduce.interop.marian_import import import_model
+from transduce.interop.marian_import import (
+    import_model,
+    read_settings,
+    read_weights,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SENTENCES = ["The dog runs.", ">>deu<< A cat sees the old house.", "naïve 中文 the the"]
@@ -42,6 +47,29 @@ def test_the_model_has_the_matrices_of_the_folder(
         assert config.target_vocab_size < config.vocab_size
     else:
         assert config.target_vocab_size == config.vocab_size
+
+
+def test_a_shared_matrix_takes_the_place_of_absent_ones(tmp_path: Path) -> None:
+    """Transformers before 5 stores only this one, and uses it."""
+    name = "nothing tied, a shared matrix without use"
+    folder = folders.write_untied_folder(tmp_path / "marian", name)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights.pop("model.shared.weight", None)
+    own = [f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    source, target = (weights.pop(each) for each in own)
+
+    def read(**matrices: torch.Tensor) -> dict[str, torch.Tensor]:
+        given = {f"model.{name}.weight": each for name, each in matrices.items()}
+        save_file({**weights, **given}, path, metadata={"format": "pt"})
+        return read_weights(folder, read_settings(folder))
+
+    theirs = {"encoder.embed_tokens": source, "decoder.embed_tokens": source.clone()}
+    expected, found = read(**theirs), read(shared=source)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    found = read(shared=source, **{"decoder.embed_tokens": target})
+    assert not torch.equal(found["embedding.weight"], found["target_embedding.weight"])
 
 
 def test_an_export_to_hugging_face_comes_back_weight_by_weight(
