@@ -184,9 +184,14 @@ def test_a_bad_command_is_refused(
     ids=lambda option: option[0],
 )
 def test_parsers_alone_have_no_options_of_translation(
-    refuses: Callable[..., str], parsing_model: Path, option: tuple[object, ...]
+    refuses: Callable[..., str],
+    parsing_model: Path,
+    tmp_path: Path,
+    option: tuple[object, ...],
 ) -> None:
-    assert refuses("serve", parsing_model, "--port", 0, *option) == (
+    parser = shutil.copytree(parsing_model, tmp_path / "parser")
+    (parser / "model.safetensors").write_bytes(b"not loaded")
+    assert refuses("serve", parser, "--port", 0, *option) == (
         f"{option[0]} is for models that translate, but all of these parse; leave it "
         "out."
     )

@@ -1,6 +1,6 @@
 """`transduce serve`: models over HTTP, with a web page."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,9 @@ from transduce.decoding.processes import default_processes
 from transduce.decoding.translator import Translator, load, with_known_shortlist
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
+from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
+from transduce.trees.linearization import SYMBOLS_FILE
 
 Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
 
@@ -156,7 +158,10 @@ def serve(
         "no_repeat_ngram": no_repeat_ngram,
         "repetition_penalty": repetition_penalty,
     }
-    SearchConfig().given(restrictions)  # to refuse them before a model is loaded
+    # Refuse options before a model is loaded.
+    SearchConfig().given(restrictions)
+    options = {**restrictions, "shortlist": shortlist}
+    _require_translator(options, [each.path for each in names])
     with server.listen(host, port) as listener:
         served = [
             served_models.ServedModel.of(
@@ -170,8 +175,6 @@ def serve(
             )
             for each in names
         ]
-        if all(each.is_parser for each in served):
-            _refuse_search({**restrictions, "shortlist": shortlist})
         written_host = f"[{host}]" if ":" in host else host
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"
@@ -181,9 +184,10 @@ def serve(
         server.serve(app, listener, server_config)
 
 
-def _refuse_search(options: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for options of translation, as all models are parsers."""
-    if given := [name for name, value in options.items() if value is not None]:
+def _require_translator(options: Mapping[str, Any], models: Sequence[Path]) -> None:
+    """Raise `ConfigError` if options of translation are given, but all models parse."""
+    given = [name for name, value in options.items() if value is not None]
+    if given and all((find_model(each) / SYMBOLS_FILE).is_file() for each in models):
         raise ConfigError(
             f"{option_name(given[0])} is for models that translate, but all of these "
             "parse; leave it out."
