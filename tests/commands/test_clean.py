@@ -125,7 +125,11 @@ def test_a_model_drops_the_worst_share(
         (("--set", "min_letters=2"), "`min_letters` must be at most 1, but is 2"),
         (("--worst", "0.2"), "`worst` must be given together with a model"),
         (("--reverse-model", "x"), "`reverse_model` must be given together with"),
-        (("--device", "cpu"), "`device` must be given together with a model"),
+        (
+            ("--device", "cpu"),
+            "`device` must be given together with a model of the corpus's own "
+            "direction, but is given alone; add the model, or leave out `device`.",
+        ),
         (("--model", "missing"), "missing: "),
         (("--processes", "0"), "The number of processes must be at least 1, but is 0."),
         (("--dev-source", "missing"), "missing: the file cannot be read (No such"),

@@ -142,5 +142,5 @@ def test_the_list_of_settings_fits_any_terminal(
 
 def test_settings_are_listed_in_one_format(refuses: Callable[..., str]) -> None:
     assert refuses("settings", "--toml", "--json") == (
-        "Either --toml or --json must be given, but both are; leave one out."
+        "--toml and --json exclude each other, but both are given; leave one out."
     )

@@ -231,7 +231,7 @@ def settings(
     """
     if json_output and toml:
         raise ConfigError(
-            "Either --toml or --json must be given, but both are; leave one out."
+            "--toml and --json exclude each other, but both are given; leave one out."
         )
     tables = list(setting_tables(preset_named(preset) if preset else None))
     if json_output:

@@ -141,7 +141,8 @@ def _scoring(
         if others := [name for name, is_given in has_others.items() if is_given]:
             raise ConfigError(
                 f"`{others[0]}` must be given together with a model of the corpus's "
-                "own direction, but is given alone; add the model, or leave it out."
+                "own direction, but is given alone; add the model, or leave out "
+                f"`{others[0]}`."
             )
         return None
     share = WORST if worst is None else worst

@@ -331,7 +331,7 @@ def _column_widths(table: Table, available: int) -> list[int] | list[None]:
     if sum(most) <= available:
         return [None] * len(most)
     limit = LONGEST_WHOLE
-    while sum(min(each, limit) for each in longest_words) > available:
+    while limit > 1 and sum(min(each, limit) for each in longest_words) > available:
         limit -= 1
     least = [min(each, limit) for each in longest_words]
     slack = available - sum(least)
