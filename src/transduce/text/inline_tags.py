@@ -27,6 +27,7 @@ UNIT = re.compile(
     rf"|[{PUNCTUATION}]"
 )
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
+UNSPACED_UNIT = re.compile(f"[{UNSPACED}]")
 
 JOINERS = "\u1039\u17d2\u200d"
 """Characters that join the next one to the one before: stackers of Burmese and Khmer,
@@ -206,8 +207,10 @@ def _words(text: str, spans: Sequence[Span]) -> list[str]:
 
 
 def _num_words(text: str) -> int:
-    """Count words with letters; each character of a script without spaces is one."""
-    return sum(any(map(str.isalpha, word)) for word in _words(text, units(text)))
+    """Count words with letters; two characters of a script without spaces are one."""
+    words = [word for word in _words(text, units(text)) if any(map(str.isalpha, word))]
+    num_characters = sum(UNSPACED_UNIT.match(word) is not None for word in words)
+    return len(words) - num_characters // 2
 
 
 def with_tags(

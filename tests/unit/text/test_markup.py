@@ -279,17 +279,29 @@ def test_tags_stay_around_their_words(
     assert join_html(segments, [translation] * len(own), links) == expected
 
 
-def test_a_copied_element_does_not_replace_the_whole_translation() -> None:
+@pytest.mark.parametrize(
+    ("translation", "words"),
+    [("Er läuft.", ("Er", "läuft")), ("它在运行。", tuple("它在运行"))],
+)
+def test_a_copied_element_does_not_replace_the_whole_translation(
+    translation: str, words: tuple[str, ...]
+) -> None:
     segments = split_html("<code>x</code> runs.")
-    links = by_words("x runs.", "Er läuft.", {"Er": "x", "läuft": "x"})
-    found = join_html(segments, ["Er läuft."], [links])
-    assert found == "<code>x</code>Er läuft."
+    links = by_words("x runs.", translation, dict.fromkeys(words, "x"))
+    found = join_html(segments, [translation], [links])
+    assert found == f"<code>x</code>{translation}"
 
 
 @pytest.mark.parametrize(
     ("html", "translation", "pairs", "expected"),
     [
         ("the <code>name</code>;", "имя;", {"имя": "name"}, "<code>name</code>;"),
+        (
+            "the <code>name</code>;",
+            "名称;",
+            {"名": "name", "称": "name"},
+            "<code>name</code>;",
+        ),
         (
             "Use <code>Save</code>.",
             "Speichern.",
