@@ -106,9 +106,11 @@ def test_all_systems_find_the_same_translations(trained_checkpoint, corpus):
     assert loading == [f"{name}: loading the model" for name in names]
     assert len(turns) == 1 + len(names) + 2 * len(settings) * len(names)
     by_name = {decoder.name: decoder for decoder in speed.decoders}
-    # Equal translations show that all do the same work.
+    # Equal translations show that all do the same work. Rounding, which depends on the
+    # processor, can decide between two tokens of nearly the same score.
     for name in ("CTranslate2 float32", "Hugging Face fp32"):
-        assert by_name[name].greedy_agreement == by_name[name].beam_agreement == 1
+        assert by_name[name].greedy_agreement > 0.97
+        assert by_name[name].beam_agreement > 0.97
     assert [proof.split(":")[0] for proof in speed.proofs] == [
         "CTranslate2",
         "Hugging Face",
