@@ -360,7 +360,7 @@ def use_huge_pages() -> None:
     """Make glibc allocate in huge pages; no effect where `can_use_huge_pages` is false.
 
     A processor remembers the addresses of few pages: with pages of 4 KB, training on a
-    CPU takes 1.07 to 1.17 times as long. Advice is for addresses that exist, so the
+    CPU takes up to 1.26 times as long. Advice is for addresses that exist, so the
     heap first grows by all free memory. Pages that are never written take none, but the
     process keeps what it has written, and other limits than that of `free_memory` must
     not count addresses. Call it in programs that train.
