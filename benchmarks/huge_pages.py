@@ -23,6 +23,13 @@ from typing import cast
 
 import numpy as np
 import torch
+from architectures import (
+    CHARACTERS_A_PIECE,
+    LEARNING_RATE,
+    MEAN_LENGTH,
+    SEED,
+    SPREAD,
+)
 from machine import describe_machine
 
 from transduce import machine
@@ -43,10 +50,6 @@ PRESETS = (
     "bytenet-multi30k",
 )  # fmt: skip
 KINDS = ("4 KB", "huge")
-MEAN_LENGTH, SPREAD = 15, 0.35
-CHARACTERS_A_PIECE = 5
-LEARNING_RATE = 1e-4
-SEED = 1
 
 
 def main() -> None:

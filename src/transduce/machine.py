@@ -360,12 +360,11 @@ def use_huge_pages() -> None:
     """Make glibc allocate in huge pages; no effect where `can_use_huge_pages` is false.
 
     A processor remembers the addresses of few pages: with pages of 4 KB, training on a
-    CPU takes up to 1.26 times as long. Advice is for addresses that exist, so the
-    heap first grows by all free memory. Pages that are never written take none, but the
-    process keeps what it has written, and other limits than that of `free_memory` must
-    not count addresses. Call it in programs that train.
-
-    Blocks of other threads are in the heap only after `use_one_arena`.
+    CPU takes up to 1.26 times as long. Linux takes advice only for addresses that
+    exist, so the heap first grows by all free memory; pages take memory when they are
+    written. The process then keeps all memory that it has freed, until
+    `return_freed_memory`. Blocks of other threads are in the heap only after
+    `use_one_arena`.
     """
     free = free_memory(1)
     if math.isinf(free) or not can_use_huge_pages():
