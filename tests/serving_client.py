@@ -90,7 +90,7 @@ def served(
 ) -> ServedModel:
     translator = Translator(checkpoint, torch.device("cpu"))
     queue = RequestQueue(translator, queueing)
-    return ServedModel.of(ModelName(name=name, path=Path()), queue)
+    return ServedModel.of(ModelName(name=name, folders=(Path(),)), queue)
 
 
 @contextmanager

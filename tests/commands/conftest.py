@@ -6,14 +6,16 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+import torch
 
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli import main
+from transduce.model.transformer import Transformer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,18 @@ def model(
     """Model that has learned some of its corpus. Copy the folder before changing it."""
     folder = tmp_path_factory.mktemp("model") / "model"
     save_model(trained_checkpoint, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def other_model(
+    trained_checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Untrained model with the vocabulary of `model`, for ensembles of both."""
+    folder = tmp_path_factory.mktemp("other_model") / "model"
+    torch.manual_seed(1)
+    weights = Transformer(trained_checkpoint.config).state_dict()
+    save_model(replace(trained_checkpoint, weights=weights), folder)
     return folder
 
 

@@ -71,6 +71,25 @@ def test_a_model_is_scored_by_its_translations(
     assert 0 < scores(of_text)["chrF2"] < 100
 
 
+def test_an_ensemble_is_scored_by_its_translations(
+    succeeds: Callable[..., str],
+    model: Path,
+    other_model: Path,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    source, reference = corpus_files
+    models = (model, "--ensemble", other_model)
+    out = tmp_path / "out"
+    succeeds("translate", *models, "--input", source, "--output", out)
+    of_text = succeeds(
+        "evaluate", "--hypothesis", out, "--reference", reference, "--json"
+    )
+    files = ("--source", source, "--reference", reference, "--json")
+    assert succeeds("evaluate", *models, *files) == of_text
+    assert succeeds("evaluate", model, *files) != of_text
+
+
 def test_the_language_decides_how_the_paper_splits_words(
     succeeds: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import transduce
 from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
+from transduce.errors import RequestError
 from transduce.grammar.corpus import training_trees
+from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
 from transduce.trees.trees import Tree, parse_tree, read_trees
 
@@ -58,6 +61,20 @@ def parser(trees: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.fixture(scope="module")
+def other_parser(parser: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parser with the vocabularies of `parser`, and with other, random weights."""
+    folder = tmp_path_factory.mktemp("other_parser") / "model"
+    checkpoint = load_model(find_model(parser))
+    random = torch.Generator().manual_seed(1)
+    weights = {
+        name: torch.randn(weight.shape, generator=random)
+        for name, weight in checkpoint.weights.items()
+    }
+    save_model(replace(checkpoint, weights=weights), folder)
+    return folder
+
+
 def test_the_languages_of_trees_are_not_asked_for(
     trees: Path, succeeds: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -92,6 +109,30 @@ def test_a_line_has_a_tree_over_its_words(
     assert lines[1] == lines[3] == ""
     assert parse_tree(lines[0]).words == ("The", "dog", "barks", ".")
     assert " ".join(parse_tree(lines[2]).words) == "It is n't -LRB- really -RRB- so"
+
+
+def test_an_ensemble_parses(
+    succeeds: Callable[..., str], parser: Path, other_parser: Path
+) -> None:
+    models = (parser, "--ensemble", other_parser)
+    options = (*SEARCH, "--constrained", "--tokenized")
+    text = b"the old dog barks .\nyes\n"
+    found = succeeds("parse", *models, *options, stdin=text)
+    both = transduce.load(parser, other_parser, device="cpu", precision="fp32")
+    search = replace(both.search, beam_size=2, extra_length=5)
+    words = [line.split() for line in text.decode().splitlines()]
+    expected = both.parser().parse_stream(words, search, constrained=True)
+    assert found == "".join(f"{each.tree}\n" for each in expected)
+    assert found != succeeds("parse", parser, *options, stdin=text)
+
+
+def test_a_coverage_penalty_refuses_an_ensemble_of_parsers(
+    parser: Path, other_parser: Path
+) -> None:
+    both = transduce.load(parser, other_parser)
+    search = replace(both.search, coverage_penalty=0.2)
+    with pytest.raises(RequestError, match="with one model, whose attention it counts"):
+        list(both.parser().parse_stream([["yes"]], search))
 
 
 def test_tokenized_lines_are_cut_at_spaces_alone(
@@ -268,6 +309,22 @@ def test_gold_trees_are_parsed_and_scored(
     assert succeeds(*call, "--constrained").endswith(
         "0.00 % of sentences (no repairs)\n"
     )
+
+
+def test_the_parses_of_an_ensemble_are_scored(
+    succeeds: Callable[..., str], parser: Path, other_parser: Path, trees: Path
+) -> None:
+    call = ("evaluate-parses", trees, "--json", "--beam-size", 1, "--model")
+    alone, twice, both = (
+        json.loads(succeeds(*call, *models))
+        for models in (
+            (parser,),
+            (parser, "--ensemble", parser),
+            (parser, "--ensemble", other_parser),
+        )
+    )
+    assert twice == alone
+    assert both != alone
 
 
 def test_trees_or_a_model_are_scored(

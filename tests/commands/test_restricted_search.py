@@ -98,9 +98,9 @@ def test_a_server_restricts_the_search_of_translators(
     model: Path, parsing_model: Path
 ) -> None:
     given = {"no_repeat_ngram": 2, "repetition_penalty": None}
-    served = loaded(model, "cpu", "fp32", 1, given)
+    served = loaded([model], "cpu", "fp32", 1, given)
     assert served.search == replace(transduce.load(model).search, no_repeat_ngram=2)
-    parser = loaded(parsing_model, "cpu", "fp32", 1, given)
+    parser = loaded([parsing_model], "cpu", "fp32", 1, given)
     assert parser.search == transduce.load(parsing_model).search
 
 
@@ -110,7 +110,7 @@ def test_a_server_says_once_that_a_model_has_no_shortlist(
     search = SearchConfig(shortlist=True)
     save_model(replace(trained_checkpoint, search=search), tmp_path / "model")
     with warnings_as_sentences():
-        served = loaded(tmp_path / "model", "cpu", "fp32", 1, {})
+        served = loaded([tmp_path / "model"], "cpu", "fp32", 1, {})
     assert capsys.readouterr().err == (
         "Warning: `search.shortlist` is set, but the model has no shortlist; the whole "
         "vocabulary is used instead. Make one with `transduce shortlist`.\n"

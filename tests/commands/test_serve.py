@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,8 +46,9 @@ class Served:
         return self.process.returncode, errors
 
 
-@pytest.fixture
-def serving(model: Path) -> Iterator[Served]:
+@contextmanager
+def running(model: str) -> Iterator[Served]:
+    """Start a server of a model from English to German, and kill it in the end."""
     command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
     with subprocess.Popen(
         [*command, "--port", "0"],
@@ -63,6 +64,12 @@ def serving(model: Path) -> Iterator[Served]:
         process.kill()
 
 
+@pytest.fixture
+def serving(model: Path) -> Iterator[Served]:
+    with running(str(model)) as served:
+        yield served
+
+
 def test_clients_of_libretranslate_work_unchanged(serving: Served, model: Path) -> None:
     offline = [each.text for each in load(model).translate(["one two", "three"])]
     client = LibreTranslateAPI(serving.address)
@@ -76,6 +83,17 @@ def test_clients_of_libretranslate_work_unchanged(serving: Served, model: Path) 
     url = f"{serving.address}/translate"
     done = subprocess.run([curl, "-sS", url, *form], capture_output=True, check=True)
     assert json.loads(done.stdout) == {"translatedText": offline[1]}
+
+
+def test_an_ensemble_is_served_as_one_model(model: Path, other_model: Path) -> None:
+    text = "one two"
+    expected, alone = (
+        load(*models).translate(text).text
+        for models in ((model, other_model), (model,))
+    )
+    assert expected != alone
+    with running(f"{model},{other_model}") as served:
+        assert served.translate(text) == expected
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])

@@ -52,6 +52,7 @@ def evaluate(
     reference: Files,
     source: Files = (),
     hypothesis: Files = (),
+    ensemble: Files = (),
     language: Annotated[
         str | None, Parameter(name=("--target-language", "--language"))
     ] = None,
@@ -70,6 +71,7 @@ def evaluate(
     For example:
 
         transduce evaluate runs/mine --source test.en --reference test.de
+        transduce evaluate runs/1 --ensemble runs/2 --source a.en --reference a.de
         transduce evaluate --hypothesis mine.out --reference test.de
         transduce evaluate --hypothesis mine.out --reference first.de second.de
 
@@ -85,6 +87,9 @@ def evaluate(
         Source sentences for the model.
     hypothesis
         Existing translations, instead of a model.
+    ensemble
+        Further models, which translate together with the model; each token is chosen by
+        the mean of all models' probabilities.
     language
         Target language as a BCP 47 tag, which selects the tokenizer, and the language
         into which a model of several target languages translates. By default the
@@ -116,6 +121,7 @@ def evaluate(
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     options = {
+        "ensemble": ensemble or None,
         "tag": tag,
         "beam_size": beam_size,
         "length_penalty": length_penalty,
@@ -132,6 +138,7 @@ def evaluate(
     if model is not None:
         translator = load(
             model,
+            *ensemble,
             device=device,
             precision=precision,
             num_processes=processes,

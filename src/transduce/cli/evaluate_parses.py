@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from transduce.cli.files import Files
 from transduce.cli.lines import require_no_search, search_of
 from transduce.cli.terminal import print_json, warn
 from transduce.data.treebank import before_number, read_both, read_treebank
@@ -29,6 +30,7 @@ def evaluate_parses(
     /,
     *,
     model: Path | None = None,
+    ensemble: Files = (),
     beam_size: int | None = None,
     length_penalty: float | None = None,
     constrained: Annotated[bool, Parameter(negative="")] = False,
@@ -62,6 +64,8 @@ def evaluate_parses(
         A model or run folder to parse the words of the gold trees, instead of predicted
         trees. Then all trees are normalized, words get the gold tags, and the number of
         repaired trees is reported.
+    ensemble
+        Further models; each symbol is chosen by the mean of all models' probabilities.
     beam_size
         Beam size of the search; by default the model's.
     length_penalty
@@ -96,6 +100,7 @@ def evaluate_parses(
         )
     if predicted is not None and model is None:
         options = {
+            "ensemble": ensemble or None,
             "beam_size": beam_size,
             "length_penalty": length_penalty,
             "constrained": constrained,
@@ -116,7 +121,11 @@ def evaluate_parses(
             )
         trees = read_treebank([gold])
         translator = load(
-            model, device=device, precision=precision, num_processes=processes
+            model,
+            *ensemble,
+            device=device,
+            precision=precision,
+            num_processes=processes,
         )
         settings = {"beam_size": beam_size, "length_penalty": length_penalty}
         search, parser = search_of(translator.search, settings), translator.parser()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import STANDARD_OUTPUT, Force, require_new, writer
+from transduce.cli.files import STANDARD_OUTPUT, Files, Force, require_new, writer
 from transduce.cli.lines import (
     Destination,
     Origin,
@@ -31,6 +31,7 @@ def parse(
     model: Path,
     /,
     *,
+    ensemble: Files = (),
     input: Path | None = None,
     output: Path | None = None,
     force: Force = False,
@@ -58,6 +59,8 @@ def parse(
     ----------
     model
         A model or run folder, trained on trees.
+    ensemble
+        Further models; each symbol is chosen by the mean of all models' probabilities.
     input
         A text file, one sentence per line; - is standard input, the default.
     output
@@ -101,7 +104,11 @@ def parse(
     words_of = WORD.findall if tokenized else penn_words
     source = source_lines(input)
     translator = load(
-        model, device=device, precision=precision, num_processes=processes
+        model,
+        *ensemble,
+        device=device,
+        precision=precision,
+        num_processes=processes,
     )
     settings = {
         "beam_size": beam_size,
@@ -115,7 +122,7 @@ def parse(
     def origin() -> Origin:
         return {
             "command": "parse",
-            "model": model_sum(model),
+            "models": [model_sum(each) for each in (model, *ensemble)],
             "search": asdict(config),
             "tokenized": tokenized,
             "constrained": constrained,

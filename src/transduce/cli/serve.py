@@ -61,7 +61,8 @@ def serve(
     models
         Model or run folders, each as FOLDER, NAME=FOLDER or SOURCE:TARGET=FOLDER. The
         languages are those given (en:pt-BR), those of a name such as en-de, or the
-        model's own. A parser has only a name.
+        model's own. A parser has only a name. Several folders with commas between them
+        form an ensemble, as in en-de=runs/1,runs/2.
     host
         Address to listen at; the default serves only this machine.
     port
@@ -161,14 +162,19 @@ def serve(
     # Refuse options before a model is loaded.
     SearchConfig().given(restrictions)
     options = {**restrictions, "shortlist": shortlist}
-    _require_translator(options, [each.path for each in names])
+    _require_translator(options, [each.folders[0] for each in names])
     with server.listen(host, port) as listener:
         served = [
             served_models.ServedModel.of(
                 each,
                 RequestQueue(
                     loaded(
-                        each.path, device, precision, processes, restrictions, shortlist
+                        each.folders,
+                        device,
+                        precision,
+                        processes,
+                        restrictions,
+                        shortlist,
                     ),
                     queue_config,
                 ),
@@ -195,19 +201,22 @@ def _require_translator(options: Mapping[str, Any], models: Sequence[Path]) -> N
 
 
 def loaded(
-    path: Path,
+    folders: Sequence[Path],
     device: str,
     precision: PrecisionChoice,
     num_processes: int,
     restrictions: Mapping[str, Any],
     shortlist: bool | None = None,
 ) -> Translator:
-    """Load a model; the restrictions that are not None change a translator's search."""
+    """Load a model, or the models of an ensemble.
+
+    The restrictions that are not None change a translator's search.
+    """
     translator = load(
-        path, device=device, precision=precision, num_processes=num_processes
+        *folders, device=device, precision=precision, num_processes=num_processes
     )
     if translator.symbols is None:
-        require_shortlist(shortlist, translator.shortlist, path)
+        require_shortlist(shortlist, translator.shortlist, folders[0])
         settings = {**restrictions, "shortlist": shortlist}
         given = {k: value for k, value in settings.items() if value is not None}
         search = replace(translator.search, **given)

@@ -24,7 +24,9 @@ from transduce.decoding.search import (
     Hypothesis,
     JoinableDecoder,
     coverage_of,
+    require_coverage,
     require_numbers,
+    start_decoder,
 )
 from transduce.decoding.translations import Pace, in_order, listed
 from transduce.errors import TransduceWarning, counted, shortened
@@ -102,7 +104,7 @@ RunSearch = Callable[
 
 
 class Parser:
-    """A translator whose model was trained on trees, as a parser.
+    """A translator whose models were trained on trees, as a parser.
 
     `Translator.parser` returns it.
     """
@@ -139,6 +141,7 @@ class Parser:
         """
         pace = pace or Pace()
         config = self._translator.search.given({}) if config is None else config
+        require_coverage(config, len(self._translator.models))
         if constrained:
             config = _without_exclusions(config)
         start = partial(
@@ -223,10 +226,7 @@ def _start(
     """Encode sentences and start the search for their trees."""
     limits = [each.limit(config) for each in sentences]
     sources = [[*each.source, EOS] for each in sentences]
-    model = models[0]
-    decoder = model.start(
-        model.encode(sources), sum_attention=config.coverage_penalty > 0
-    )
+    decoder = start_decoder(models, sources, config)
     coverage = coverage_of(decoder, config)
     excluded: Excluded = NEVER_WRITTEN
     if constrained:

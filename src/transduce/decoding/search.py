@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int32, Int64
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
 from transduce.metrics.scores import TargetScore
 from transduce.native import api, check, ffi, pointer
 from transduce.search_config import SearchConfig
@@ -303,6 +303,32 @@ class Ensemble:
         """Append the sentences of another ensemble."""
         for mine, theirs in zip(self.members, other.members, strict=True):
             mine.join(theirs)
+
+
+def require_coverage(config: SearchConfig, num_models: int) -> None:
+    """Raise `RequestError` if a search needs the coverage of several models."""
+    if config.coverage_penalty > 0 and num_models > 1:
+        raise RequestError(
+            "A coverage penalty must be used with one model, whose attention it "
+            f"counts, but {num_models} are loaded."
+        )
+
+
+def start_decoder(
+    models: Sequence[DecodingModel],
+    sources: Sequence[Sequence[int]],
+    config: SearchConfig | None = None,
+) -> JoinableDecoder:
+    """Encode sources, which include their end tokens, and return their decoder.
+
+    Several models form an `Ensemble`. The decoder has `coverage` if a search by the
+    config needs it.
+    """
+    sum_attention = config is not None and config.coverage_penalty > 0
+    decoders = [
+        each.start(each.encode(sources), sum_attention=sum_attention) for each in models
+    ]
+    return decoders[0] if len(decoders) == 1 else Ensemble(decoders)
 
 
 def with_shortlists(

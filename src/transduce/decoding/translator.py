@@ -47,11 +47,11 @@ from transduce.decoding.search import (
     AllowedTokens,
     Decoding,
     DecodingModel,
-    Ensemble,
     Hypothesis,
-    JoinableDecoder,
     coverage_of,
+    require_coverage,
     require_numbers,
+    start_decoder,
     with_shortlists,
 )
 from transduce.decoding.translations import (
@@ -486,11 +486,7 @@ class Translator:
         _require_config(config, SearchConfig)
         require_possible_bad_words(config, self.tokenizer)
         config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
-        if config.coverage_penalty > 0 and len(self._checkpoints) > 1:
-            raise RequestError(
-                "A coverage penalty must be used with one model, whose attention it "
-                f"counts, but {len(self._checkpoints)} are loaded."
-            )
+        require_coverage(config, len(self._checkpoints))
         search = _PartSearch(
             start=partial(_start_search, config=config),
             group_size=config.beam_size,
@@ -658,7 +654,7 @@ class Translator:
         return parser.parse(texts, constrained=constrained)
 
     def parser(self) -> "transduce.decoding.parser.Parser":
-        """Return the first model as a parser; raise `RequestError` if it translates."""
+        """Return the models as a parser; raise `RequestError` if they translate."""
         from transduce.decoding.parser import Parser  # only to parse
 
         if self.symbols is None:
@@ -874,7 +870,7 @@ def _start_search(
     """Encode sources and start the search for their translations."""
     limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
     prefixes = [part.prefix for part in parts]
-    decoder = _encode(models, parts, sum_attention=config.coverage_penalty > 0)
+    decoder = start_decoder(models, _sources(parts), config)
     if config.shortlist and models[0].shortlist is not None:
         shortlists = allowed_tokens(models[0].shortlist, parts, config)
         decoder = with_shortlists(decoder, shortlists)
@@ -913,18 +909,11 @@ def _start_sampling(
     limits = [part.length + config.extra_length for part in parts]
     seeds = [(part.line, part.number) for part in parts]
     search = Sampling(limits, seeds, config, EOS, EXCLUDED)
-    return Decoding(_encode(models, parts), search, BOS)
+    return Decoding(start_decoder(models, _sources(parts)), search, BOS)
 
 
-def _encode(
-    models: Sequence[DecodingModel], parts: list[Part], *, sum_attention: bool = False
-) -> JoinableDecoder:
-    """Encode sources with all models and return their decoder."""
-    sources = [[*part.source, EOS] for part in parts]
-    decoders = [
-        each.start(each.encode(sources), sum_attention=sum_attention) for each in models
-    ]
-    return decoders[0] if len(decoders) == 1 else Ensemble(decoders)
+def _sources(parts: list[Part]) -> list[list[int]]:
+    return [[*part.source, EOS] for part in parts]
 
 
 def load(

@@ -62,7 +62,8 @@ class ModelName:
     """Name and folder of a model, and the languages stated with them."""
 
     name: str
-    path: Path
+    folders: tuple[Path, ...]
+    """Folder of the model, or those of an ensemble."""
     stated: Pair | None = None
     """Languages given with the name; they override those that the model keeps."""
 
@@ -70,22 +71,27 @@ class ModelName:
     def parse(cls, text: str) -> "ModelName":
         """Parse `NAME=FOLDER`, `SOURCE:TARGET=FOLDER`, or a folder that gives the name.
 
-        A text that names an existing folder is never split at "=". Raises `ConfigError`
-        for an invalid name, for ambiguous languages in it, or without a folder.
+        FOLDER may be several with commas between them, which form an ensemble; the
+        first then gives the name. A text that names an existing folder is never split.
+        Raises `ConfigError` for an invalid name, for ambiguous languages in it, or
+        without a folder.
         """
         name, equals, folder = text.partition("=")
-        if text and (not equals or Path(text).exists()):
-            name, folder = real_path(Path(text)).name, text
-            return cls(name=_checked(name), path=Path(folder))
-        if not folder:  # as of an unset variable, which Path takes for this folder
+        is_folder = not equals or Path(text).exists()
+        folders = _folders(text if is_folder else folder)
+        # An unset variable leaves no text, which Path takes for this folder.
+        if not all(folders):
             raise ConfigError(
                 "A model must be a folder, or a name with a folder as in "
                 f"en-de=FOLDER, but is {text!r}."
             )
+        paths = tuple(map(Path, folders))
+        if is_folder:
+            return cls(name=_checked(real_path(paths[0]).name), folders=paths)
         source, colon, target = name.partition(":")
         if colon:
             pair = (canonical(source), canonical(target))
-            return cls(name="-".join(pair), path=Path(folder), stated=pair)
+            return cls(name="-".join(pair), folders=paths, stated=pair)
         likely = _likely_pairs(_checked(name))
         if len(likely) > 1:
             ways = ", ".join(f"{a}:{b}" for a, b in likely)
@@ -94,7 +100,7 @@ class ModelName:
                 "them as SOURCE:TARGET=FOLDER."
             )
         stated = next((pair for pair in likely if "-".join(pair) == name), None)
-        return cls(name=name, path=Path(folder), stated=stated)
+        return cls(name=name, folders=paths, stated=stated)
 
     @property
     def guessed(self) -> Pair:
@@ -242,6 +248,11 @@ def language_name(code: str) -> str:
         return english_name(code)
     except ConfigError:
         return code
+
+
+def _folders(text: str) -> list[str]:
+    """Return the folder that a text names, or several with commas between them."""
+    return [text] if Path(text).exists() else text.split(",")
 
 
 def _shown(value: str | None) -> str:

@@ -26,7 +26,7 @@ def test_a_model_has_a_name_and_a_folder(
     text: str, name: str, folder: str, languages: tuple[str, str]
 ) -> None:
     found = ModelName.parse(text)
-    assert (found.name, found.path) == (name, Path(folder))
+    assert (found.name, found.folders) == (name, (Path(folder),))
     assert (found.stated or found.guessed) == languages
 
 
@@ -47,7 +47,7 @@ def test_a_pair_of_unknown_languages_is_refused() -> None:
         ModelName.parse("1:de=m")
 
 
-@pytest.mark.parametrize("text", ["", "=", "en-de=", "en:de="])
+@pytest.mark.parametrize("text", ["", "=", "en-de=", "en:de=", "en-de=a,", "a,,b"])
 def test_a_model_without_a_folder_is_refused(text: str) -> None:
     """A shell writes so if a variable is unset; `Path("")` is the current folder."""
     with pytest.raises(ConfigError, match=f"as in en-de=FOLDER, but is {text!r}"):
@@ -61,9 +61,27 @@ def test_an_existing_folder_is_not_taken_for_a_name(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"but is 'lr=0.1'; name it as in en-de="):
         ModelName.parse("lr=0.1")
-    assert ModelName.parse("x=lr=0.1").path == Path("lr=0.1")
+    assert ModelName.parse("x=lr=0.1").folders == (Path("lr=0.1"),)
     (tmp_path / "lr=").mkdir()
-    assert ModelName.parse("x=lr=").path == Path("lr=")
+    assert ModelName.parse("x=lr=").folders == (Path("lr="),)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("en-de=runs/1,runs/2", "en-de"), ("en:de=runs/1,runs/2", "en-de")]
+    + [("runs/1,runs/2", "1")],
+)
+def test_several_folders_form_an_ensemble(text: str, name: str) -> None:
+    found = ModelName.parse(text)
+    assert (found.name, found.folders) == (name, (Path("runs/1"), Path("runs/2")))
+
+
+def test_a_folder_with_a_comma_in_its_name_is_one_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a,b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert ModelName.parse("en-de=a,b").folders == (Path("a,b"),)
 
 
 def test_two_models_of_one_name_are_refused() -> None:
