@@ -11,7 +11,7 @@ from transduce.model.config import sinusoid_array
 
 
 class OutputLayer(nn.Module):
-    """Matrix of the logits."""
+    """Matrix of the logits, and their bias if they have one (section 3.4)."""
 
     def __init__(self, vocab_size: int, d_model: int, *, bias: bool) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class OutputLayer(nn.Module):
         self.bias = nn.Parameter(torch.zeros(vocab_size)) if bias else None
 
     def logits(self, x: Float[Tensor, "*rows d_model"]) -> Float[Tensor, "*rows vocab"]:
-        """Multiply rows by the transposed matrix."""
+        """Return the logits of rows: x W^T, or x W^T + b with a bias."""
         return functional.linear(x, self.weight, self.bias)
 
 

@@ -46,18 +46,15 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
+        d_model, target_size = config.d_model, config.target_vocab_size
         has_tied_bias = config.output_bias and config.tied_output
         self.embedding = SharedEmbedding(
-            config.vocab_size,
-            config.d_model,
-            bias=has_tied_bias and config.target_vocab_size is None,
+            config.vocab_size, d_model, bias=has_tied_bias and target_size is None
         )
         self.target_embedding = (
             None
-            if config.target_vocab_size is None
-            else SharedEmbedding(
-                config.target_vocab_size, config.d_model, bias=has_tied_bias
-            )
+            if target_size is None
+            else SharedEmbedding(target_size, d_model, bias=has_tied_bias)
         )
         # Unlike the paper: an output matrix of its own, for models of Marian. Off by
         # default: `model.tied_output=false`.
@@ -65,24 +62,15 @@ class Transformer(nn.Module):
             None
             if config.tied_output
             else OutputLayer(
-                config.target_vocab_size or config.vocab_size,
-                config.d_model,
-                bias=config.output_bias,
+                target_size or config.vocab_size, d_model, bias=config.output_bias
             )
         )
-        if not config.learned_start:
-            with torch.no_grad():
-                self.output_embedding.weight[BOS] = 0
-            self._start_hook: RemovableHandle | None = None
-            _freeze_start_embedding(self)
-            # Loading may replace the parameter.
-            self.register_load_state_dict_post_hook(_freeze_start_embedding)  # type: ignore[no-untyped-call]
         self.positions = (
             # Unlike the paper: the wavelengths of sinusoids can have another base, as
             # in Marian's models. Off by default: `model.position_base`.
-            SinusoidalPositions(config.d_model, config.position_base)
+            SinusoidalPositions(d_model, config.position_base)
             if config.positions == "sinusoidal"
-            else LearnedPositions(config.max_positions, config.d_model)
+            else LearnedPositions(config.max_positions, d_model)
         )
         self.dropout = nn.Dropout(config.dropout)
         self.encoder_layers = EncoderStack(
@@ -96,6 +84,13 @@ class Transformer(nn.Module):
         )
         self.encoder_norm: nn.Module = final_norm(config)
         self.decoder_norm: nn.Module = final_norm(config)
+        self._start_hook: RemovableHandle | None = None
+        if not config.learned_start:
+            with torch.no_grad():
+                self.output_embedding.weight[BOS] = 0
+            _freeze_start_embedding(self)
+            # Loading may replace the parameter.
+            self.register_load_state_dict_post_hook(_freeze_start_embedding)  # type: ignore[no-untyped-call]
 
     def forward(
         self,
@@ -115,9 +110,7 @@ class Transformer(nn.Module):
         self, target_in: Int[Tensor, "batch target"], memory: Memory
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's states at all positions (Figure 1, right)."""
-        length = target_in.size(1)
-        mask = None
-        config = self.config
+        config, length, mask = self.config, target_in.size(1), None
         # Restricted attention and recurrences are causal without a mask.
         if config.neighbourhood is None and config.decoder_self_attention != "ssru":
             mask = causal_mask(length, length, target_in.device)
@@ -216,10 +209,10 @@ def final_norm(config: ModelConfig) -> nn.Module:
 
 @dataclass(slots=True, kw_only=True)
 class Prefixes:
-    """Tokens that a decoder has read of each hypothesis, and the memory.
+    """State of the decoder: the encoder's output, and each hypothesis's tokens so far.
 
-    Each sentence has a group of hypotheses; all groups are equally large. Sentences
-    that join later have read fewer tokens, which padding follows.
+    Each sentence has a group of hypotheses; all groups are equally large. The
+    hypotheses of a sentence that joined later are shorter, and are padded at the end.
     """
 
     memory: Memory
@@ -264,7 +257,7 @@ class Prefixes:
 
 
 def resized(tensor: Tensor, size: int, dim: int) -> Tensor:
-    """Cut the end of one axis, or append zeros to it."""
+    """Return a tensor with one axis cut at the end, or padded there with zeros."""
     missing = size - tensor.size(dim)
     if missing <= 0:
         return tensor.narrow(dim, 0, size)

@@ -55,6 +55,11 @@ class Loss:
     negative_log_likelihood: Float[Tensor, ""]
     """Cross-entropy of the true tokens; exp of its mean is the perplexity."""
 
+    @property
+    def sums(self) -> Float[Tensor, "2"]:
+        """Smoothed loss and negative log-likelihood as one tensor, for reports."""
+        return torch.stack([self.smoothed.detach(), self.negative_log_likelihood])
+
 
 def smoothed_cross_entropy(
     states: Float[Tensor, "rows d_model"],

@@ -83,7 +83,7 @@ class Processes:
 
     @contextmanager
     def detecting_lost(self) -> Iterator[None]:
-        """Raise `ProcessLostError` if a collective fails for want of a process."""
+        """Raise `ProcessLostError` if another process is lost during a collective."""
         try:
             yield
         except RuntimeError as error:

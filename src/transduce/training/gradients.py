@@ -46,7 +46,6 @@ from transduce.training.loss import (
     BatchLoss,
     RewardLoss,
     Samples,
-    as_tensor,
 )
 
 
@@ -229,6 +228,10 @@ MAX_FLOPS_AT_ONCE = 5 * 10**10
 native calls and much memory."""
 Result = TypeVar("Result")
 
+Sums = Float[Tensor, "3"]
+"""Smoothed loss and negative log-likelihood, summed over target tokens in nats, and
+reward, summed over sentences."""
+
 
 def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
     """Return how many batches of that many FLOPs to compute at once.
@@ -319,13 +322,13 @@ class GradientAccumulator:
 
     def accumulate(
         self, step: int, loaded: Iterator[LoadedMicroBatch], at_once: int
-    ) -> Float[Tensor, "3"]:
+    ) -> Sums:
         """Add the gradients of update `step`, `at_once` micro-batches at a time.
 
-        Returns the sums of both losses, and of the mean rewards of the sentences.
+        Returns the sums of the whole update, over all processes.
         """
         processes = self._processes
-        losses = torch.zeros(3, device=self._hardware.device)
+        sums = torch.zeros(3, device=self._hardware.device)
         # One autocast context casts each weight once, except in compiled layers.
         with (
             self._hardware.autocast(),
@@ -334,15 +337,15 @@ class GradientAccumulator:
         ):
             while group := list(islice(loaded, at_once)):
                 if len(group) == at_once > 1:
-                    for sums in self._backward_at_once(step, group):
-                        losses += sums
+                    for each_sums in self._backward_at_once(step, group):
+                        sums += each_sums
                 else:
                     for each in group:
-                        losses += self._backward(step, each)
+                        sums += self._backward(step, each)
             processes.average_gradients(self._parallel_loss)
-        return processes.all_reduce_sum(losses)
+        return processes.all_reduce_sum(sums)
 
-    def _backward(self, step: int, loaded: LoadedMicroBatch) -> Float[Tensor, "3"]:
+    def _backward(self, step: int, loaded: LoadedMicroBatch) -> Sums:
         """Add the gradient of a micro-batch, with all threads; return its sums."""
         # Each micro-batch has its own dropout masks, whichever process computes it.
         seed = self._dropout_seed(step, loaded)
@@ -357,11 +360,11 @@ class GradientAccumulator:
             return torch.cat([losses, losses.new_zeros(1)])
         with nullcontext() if loaded.is_last else no_sync(self._parallel_loss):
             with own_generator(seed) if is_own else nullcontext():
-                objective, losses = self._objective(loaded)
+                objective, sums = self._objective(loaded)
             # Backward operators keep the precision of the forward pass.
             with torch.autocast("cpu", enabled=False):
                 objective.backward()
-        return losses
+        return sums
 
     @cached_property
     def _threads(self) -> SingleCoreThreads:
@@ -369,43 +372,41 @@ class GradientAccumulator:
 
     def _backward_at_once(
         self, step: int, group: Sequence[LoadedMicroBatch]
-    ) -> Iterator[Tensor]:
+    ) -> Iterator[Sums]:
         """Add the gradients of micro-batches computed at once; yield the sums of each.
 
         The gradients are added in their order, as one by one.
         """
         functions = [partial(self._gradients, step, each) for each in group]
-        for losses, gradients in self._threads.results(functions):
-            sums: list[Tensor] = []
+        for sums, gradients in self._threads.results(functions):
+            accumulated: list[Tensor] = []
             addends: list[Tensor] = []
             for weight, gradient in zip(self._weights, gradients, strict=True):
                 if weight.grad is None:
                     weight.grad = gradient
                 elif gradient is not None:
-                    sums.append(weight.grad)
+                    accumulated.append(weight.grad)
                     addends.append(gradient)
-            if sums:
-                torch._foreach_add_(sums, addends)
-            yield losses
+            if accumulated:
+                torch._foreach_add_(accumulated, addends)
+            yield sums
 
     def _gradients(
         self, step: int, loaded: LoadedMicroBatch
-    ) -> tuple[Float[Tensor, "3"], list[Tensor | None]]:
+    ) -> tuple[Sums, list[Tensor | None]]:
         """Return the sums of a micro-batch and its gradients, in any thread."""
         seed = self._dropout_seed(step, loaded)
         with self._hardware.autocast(), own_generator(seed):
-            objective, losses = self._objective(loaded)
+            objective, sums = self._objective(loaded)
         # Backward operators keep the precision of the forward pass.
         with torch.autocast("cpu", enabled=False):
             gradients: tuple[Tensor | None, ...] = torch.autograd.grad(
                 objective, self._weights, allow_unused=True
             )
-        return losses, _separate_tensors(gradients)
+        return sums, _separate_tensors(gradients)
 
-    def _objective(
-        self, loaded: LoadedMicroBatch
-    ) -> tuple[Float[Tensor, ""], Float[Tensor, "3"]]:
-        """Return a micro-batch's part of the mean loss, and its sums."""
+    def _objective(self, loaded: LoadedMicroBatch) -> tuple[Float[Tensor, ""], Sums]:
+        """Return a micro-batch's part of the update's mean loss, and its sums."""
         is_counted, samples = loaded.micro_batch.is_counted, loaded.samples
         inputs = (loaded.batch,) if samples is None else (loaded.batch, samples)
         loss = self._parallel_loss(*inputs)
@@ -414,7 +415,7 @@ class GradientAccumulator:
         # Data-parallel processes average gradients, but the update needs their sum.
         num_tokens = loaded.update.num_target_tokens
         weight = is_counted * self._processes.count / num_tokens
-        losses = as_tensor(loss)
+        losses = loss.sums
         # Unlike `new_tensor`, this does not wait for the GPU.
         reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
         return objective * weight, is_counted * torch.cat([losses, reward])
@@ -489,7 +490,7 @@ class GraphedGradients:
         if graph is None:
             loss = self._batch_loss(batch)
             (loss.smoothed * weight).backward()
-            return as_tensor(loss)
+            return loss.sums
         losses = graph.replay(batch, weight)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             if parameter.grad is not None:
@@ -573,7 +574,7 @@ class _GradientGraph:
             )
             # Gradients of its own would take the memory of all weights in each graph.
             torch._foreach_copy_(list(gradients), list(found))
-            self._losses = as_tensor(loss)
+            self._losses = loss.sums
         # The graph reads this table by its address, even if the model makes another.
         longest = max(self._batch.source.longest, self._batch.target.longest)
         assert isinstance(batch_loss.model, Transformer)

@@ -220,11 +220,6 @@ class BatchLoss(nn.Module):
         return -(weights * chosen).sum()
 
 
-def as_tensor(loss: Loss) -> Float[Tensor, "2"]:
-    """Return both sums as one tensor."""
-    return torch.stack([loss.smoothed.detach(), loss.negative_log_likelihood])
-
-
 def word_beginnings(pieces: Iterable[str]) -> Bool[Tensor, " source_vocab"]:
     """Return for each id whether it begins a word; the end token is the last word."""
     return torch.tensor([i == EOS or p.startswith(" ") for i, p in enumerate(pieces)])
@@ -317,10 +312,10 @@ class Sampler(Protocol):
         max_lengths: Sequence[int],
         seeds: Sequence[tuple[int, ...]],
     ) -> list[list[tuple[int, ...]]]:
-        """Return the samples of each source.
+        """Return the samples of each source, which has an end token.
 
-        Sources have end tokens, and so have samples, except those that are as long as
-        their `max_lengths`. The random numbers of a source depend on its seed alone.
+        Samples have end tokens too, unless they are cut short at their source's maximum
+        length. The random numbers of a source depend on its seed alone.
         """
         ...
 

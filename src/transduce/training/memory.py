@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Integer
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
-from transduce.data.batches import Batcher
+from transduce.data.batches import Batcher, Dataset
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import NO_GPU_MEMORY, NO_MEMORY, ConfigError
 from transduce.machine import (
@@ -109,82 +109,147 @@ def find_micro_batch(
     the same time. The model's gradients are dropped. Raises `ConfigError` if not even
     one pair fits.
     """
+    is_packed = batch_loss.is_packed
+    longest = batcher.largest_update() if is_packed else batcher.longest_batch()
+    trials = _Trials(
+        batch_loss, batcher.dataset, hardware, graphs if is_packed else None
+    )
+    batch_loss.train()
     # Another run in this process may be drawing from PyTorch's generator.
     is_own = draws_from_context(batch_loss, hardware)
     with own_generator(TRIAL_SEED) if is_own else nullcontext():
-        return _find_micro_batch(batch_loss, batcher, hardware, num_processes, graphs)
-
-
-def _find_micro_batch(
-    batch_loss: BatchLoss,
-    batcher: Batcher,
-    hardware: Hardware,
-    num_processes: int,
-    graphs: GraphedGradients | None,
-) -> MicroBatchSize:
-    is_packed = batch_loss.is_packed
-    longest = batcher.largest_update() if is_packed else batcher.longest_batch()
-    graphs = graphs if is_packed else None
-    indices = longest
-    batch_loss.train()
-    if hardware.device.type == "cpu":
-        with _out_of_memory_suppressed():  # the loop below finds what fits
-            count = _estimate(batch_loss, batcher, longest, hardware, num_processes)
-            indices = longest[:count]
-    while (trial := _try(batch_loss, batcher, indices, hardware, graphs)) is None:
-        if graphs is not None:
-            graphs.clear()
-        if len(indices) == 1:
-            raise ConfigError(
-                "The longest pair must fit in memory, but does not; make the model or "
-                "`batching.max_length` smaller."
-            )
-        indices = indices[: -(-len(indices) // 2)]
-    seconds, waiting_share = trial
+        pairs = longest
+        if hardware.device.type == "cpu":
+            with _out_of_memory_suppressed():  # the trials below find what fits
+                pairs = longest[: trials.estimate(longest, num_processes)]
+        pairs, trial = trials.largest_fitting(pairs)
     peak_bytes = _peak_bytes(hardware.device)
-    _free(batch_loss, hardware)
-    if hardware.device.type == "cuda":
-        remaining = torch.cuda.memory_allocated(hardware.device)
-    else:
-        # A system without /proc does not tell free memory either, which then counts as
-        # infinite: the growth is not used.
-        remaining = proc_bytes("self/status", "VmRSS") or peak_bytes
-    max_positions = batcher.dataset.num_positions(indices)
+    trials.free()
+    max_positions = batcher.dataset.num_positions(pairs)
     return MicroBatchSize(
         max_positions=max_positions,
-        was_cut=len(indices) < len(longest),
-        seconds=seconds * (1 - waiting_share) / max_positions,
-        waiting_share=waiting_share,
+        was_cut=len(pairs) < len(longest),
+        seconds=trial.seconds * (1 - trial.waiting_share) / max_positions,
+        waiting_share=trial.waiting_share,
         peak_bytes=peak_bytes,
-        growth_bytes=peak_bytes - remaining,
+        growth_bytes=peak_bytes - _bytes_in_use(hardware.device, peak_bytes),
     )
 
 
-def _try(
-    batch_loss: BatchLoss,
-    batcher: Batcher,
-    indices: Integer[np.ndarray, " pairs"],
-    hardware: Hardware,
-    graphs: GraphedGradients | None,
-) -> tuple[float, float] | None:
-    """Compute the gradient of a batch; return its seconds, and a share of them.
+Pairs = Integer[np.ndarray, " _"]
+"""Indices of the pairs of a batch."""
 
-    It is the share in which other programs had the processor's cores. Returns None if
-    the batch does not fit in memory.
-    """
-    _free(batch_loss, hardware)
-    # The peak of a trial that failed is not the run's.
-    forget_peak_memory(hardware.device)
-    # The first pass warms up, and a graph is made in the second.
-    num_passes = 2 if graphs is None else 3
-    with _out_of_memory_suppressed():
-        seconds, waiting_share = math.nan, 0.0
-        for _ in range(num_passes):
-            meter = WaitingMeter()
-            seconds = _time_gradient(batch_loss, batcher, indices, hardware, graphs)
-            waiting_share = meter.share()
-        return seconds, waiting_share
-    return None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Trial:
+    """Time of a trial whose batch fits in memory."""
+
+    seconds: float
+    waiting_share: float
+    """Share of the time in which other programs had the processor's cores."""
+
+
+class _Trials:
+    """Gradients of batches, computed to find out how much time and memory they take."""
+
+    def __init__(
+        self,
+        batch_loss: BatchLoss,
+        dataset: Dataset,
+        hardware: Hardware,
+        graphs: GraphedGradients | None,
+    ) -> None:
+        """Prepare trials; with `graphs` they compute packed batches."""
+        self._batch_loss = batch_loss
+        self._dataset = dataset
+        self._hardware = hardware
+        self._graphs = graphs
+
+    def largest_fitting(self, pairs: Pairs) -> tuple[Pairs, _Trial]:
+        """Halve a batch until its gradient fits in memory; return that part of it.
+
+        Raises `ConfigError` if not even one pair fits.
+        """
+        while (trial := self.run(pairs)) is None:
+            if self._graphs is not None:
+                self._graphs.clear()
+            if len(pairs) == 1:
+                raise ConfigError(
+                    "The longest pair must fit in memory, but does not; make the model "
+                    "or `batching.max_length` smaller."
+                )
+            pairs = pairs[: -(-len(pairs) // 2)]
+        return pairs, trial
+
+    def run(self, pairs: Pairs) -> _Trial | None:
+        """Compute the gradient of a batch; None if it does not fit in memory."""
+        self.free()
+        # The peak of a trial that failed is not the run's.
+        forget_peak_memory(self._hardware.device)
+        # The first pass warms up, and a graph is made in the second.
+        num_passes = 2 if self._graphs is None else 3
+        with _out_of_memory_suppressed():
+            seconds, waiting_share = math.nan, 0.0
+            for _ in range(num_passes):
+                meter = WaitingMeter()
+                seconds = self._time_gradient(pairs)
+                waiting_share = meter.share()
+            return _Trial(seconds=seconds, waiting_share=waiting_share)
+        return None
+
+    def estimate(self, longest: Pairs, num_processes: int) -> int:
+        """Estimate how many of the longest pairs fit in the memory of a CPU.
+
+        Each trial computes twice as many pairs as the one before, beginning with one,
+        and shows how many bytes a position takes. A system whose memory runs out kills
+        the process, so no trial has more than a fourth of the pairs, or two.
+        """
+        device = self._hardware.device
+        # After this call gradients, and everything allocated only once, are in memory.
+        self._time_gradient(longest[:1])
+        _return_memory()
+        forget_peak_memory(device)
+        peak, positions = peak_memory(device), 0
+        bound = peak + SAFE_SHARE * free_memory(num_processes)
+        fitting, count = len(longest), 1
+        largest_trial = max(len(longest) // TRIAL_PART, 2)
+
+        def positions_of(count: int) -> int:
+            return self._dataset.num_positions(longest[:count])
+
+        while count < len(longest) and count <= min(fitting, largest_trial):
+            last_peak, last_positions = peak, positions
+            self._time_gradient(longest[:count])
+            peak, positions = peak_memory(device), positions_of(count)
+            # In the first trial, memory that any batch takes counts for its positions,
+            # too.
+            bytes_each = max((peak - last_peak) / (positions - last_positions), 1)
+            fitting_positions = positions + max(bound - peak, 0) / bytes_each
+            counts = range(1, len(longest) + 1)
+            fitting = bisect_right(counts, fitting_positions, key=positions_of)
+            count *= 2
+        return fitting
+
+    def _time_gradient(self, pairs: Pairs) -> float:
+        """Compute the gradient of a batch; return the seconds it takes."""
+        device, started = self._hardware.device, time.perf_counter()
+        if self._graphs is None:
+            self._batch_loss(self._dataset.load(pairs)).smoothed.backward()
+        else:
+            batch = self._dataset.load_packed(pairs).padded_to_bucket().pinned()
+            self._graphs.backward(batch, weight=1.0, is_alone=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+    def free(self) -> None:
+        """Drop gradients and return freed memory to the system or the device."""
+        self._batch_loss.zero_grad(set_to_none=True)
+        if self._hardware.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+        else:
+            _return_memory()
 
 
 def _peak_bytes(device: torch.device) -> int:
@@ -196,71 +261,15 @@ def _peak_bytes(device: torch.device) -> int:
     return peak + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
-def _estimate(
-    batch_loss: BatchLoss,
-    batcher: Batcher,
-    longest: Integer[np.ndarray, " pairs"],
-    hardware: Hardware,
-    num_processes: int,
-) -> int:
-    """Estimate how many of the longest pairs fit in memory.
+def _bytes_in_use(device: torch.device, default: int) -> int:
+    """Return the present memory of the process or, on a GPU, of its tensors.
 
-    Each trial computes twice as many pairs as the one before, beginning with one, and
-    shows how many bytes a position takes. A system whose memory runs out kills the
-    process, so no trial has more than a fourth of the pairs, or two.
+    The default is for systems without /proc. They do not tell free memory either, which
+    then counts as infinite, so that nothing depends on this number.
     """
-    # After this call gradients, and everything allocated only once, are in memory.
-    _time_gradient(batch_loss, batcher, longest[:1], hardware)
-    _return_memory()
-    forget_peak_memory(hardware.device)
-    peak, positions = peak_memory(hardware.device), 0
-    bound = peak + SAFE_SHARE * free_memory(num_processes)
-    fitting, count = len(longest), 1
-    largest_trial = max(len(longest) // TRIAL_PART, 2)
-
-    def positions_of(count: int) -> int:
-        return batcher.dataset.num_positions(longest[:count])
-
-    while count < len(longest) and count <= min(fitting, largest_trial):
-        last_peak, last_positions = peak, positions
-        _time_gradient(batch_loss, batcher, longest[:count], hardware)
-        peak, positions = peak_memory(hardware.device), positions_of(count)
-        # In the first trial, memory that any batch takes counts for its positions, too.
-        bytes_each = max((peak - last_peak) / (positions - last_positions), 1)
-        fitting_positions = positions + max(bound - peak, 0) / bytes_each
-        counts = range(1, len(longest) + 1)
-        fitting = bisect_right(counts, fitting_positions, key=positions_of)
-        count *= 2
-    return fitting
-
-
-def _time_gradient(
-    batch_loss: BatchLoss,
-    batcher: Batcher,
-    indices: Integer[np.ndarray, " pairs"],
-    hardware: Hardware,
-    graphs: GraphedGradients | None = None,
-) -> float:
-    """Compute the gradient of a batch; return the seconds it takes."""
-    started = time.perf_counter()
-    if graphs is None:
-        batch_loss(batcher.dataset.load(indices)).smoothed.backward()
-    else:
-        batch = batcher.dataset.load_packed(indices).padded_to_bucket().pinned()
-        graphs.backward(batch, weight=1.0, is_alone=True)
-    if hardware.device.type == "cuda":
-        torch.cuda.synchronize(hardware.device)
-    return time.perf_counter() - started
-
-
-def _free(batch_loss: BatchLoss, hardware: Hardware) -> None:
-    """Drop gradients and return freed memory to the system or the device."""
-    batch_loss.zero_grad(set_to_none=True)
-    if hardware.device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-    else:
-        _return_memory()
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return proc_bytes("self/status", "VmRSS") or default
 
 
 def _return_memory() -> None:

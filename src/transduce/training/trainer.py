@@ -40,7 +40,6 @@ from transduce.training.loss import (
     BatchLoss,
     GuidedAttention,
     Refinement,
-    as_tensor,
     draw_samples,
     sample_flops,
     without_dropout,
@@ -88,8 +87,8 @@ class StepReport:
     flops: int
     """FLOPs of all updates up to this one."""
     seconds: float
-    """Seconds since the update started, or since the figures of the one before were
-    read, if that was later."""
+    """Seconds until its figures were read: from its start, or from the reading of the
+    previous update's figures if that was later."""
     shares: Mapping[str, float] | None = None
     """Share of each corpus of a mixture in the pairs of this stage so far; None without
     a mixture."""
@@ -173,6 +172,26 @@ class Trainer:
         compile_error = None
         if is_worth_compiling(self._batch_loss, self._hardware, self._config.steps):
             compile_error = self.compile_layers()
+        found, num_fitting = self._try_micro_batches()
+        fitting = found.max_positions if found.was_cut else None
+        bound = self._smallest(fitting, max_positions)
+        if bound is not None:
+            found = replace(found, max_positions=bound, was_cut=True)
+        if self._config.reward != "none":
+            positions = self._positions_by_reward(found, num_fitting, reward_positions)
+            found = replace(found, reward_positions=self._smallest(positions))
+        self._reader.limits = MemoryLimits(
+            max_positions=bound,
+            reward_positions=found.reward_positions,
+            fits_beside_another=num_fitting >= AT_ONCE,
+        )
+        return replace(found, compile_error=compile_error)
+
+    def _try_micro_batches(self) -> tuple[MicroBatchSize, float]:
+        """Find by trials what fits in this process's memory, beside the optimizer.
+
+        Also returns how many such batches the safe share of the free memory can hold.
+        """
         # Moments take memory in training, so they must during the trial.
         moments = self._optimizer.missing_moments()
         num_processes = self._processes.count_here
@@ -185,32 +204,17 @@ class Trainer:
         )
         free_bytes = self._hardware.free_bytes(num_processes)
         del moments
-        num_fitting = SAFE_SHARE * free_bytes / max(found.growth_bytes, 1)
-        bounds = (found.max_positions if found.was_cut else None, max_positions)
-        bound = min((each for each in bounds if each is not None), default=None)
-        limits = MemoryLimits(
-            max_positions=self._smallest(bound),
-            fits_beside_another=num_fitting >= AT_ONCE,
-        )
-        if limits.max_positions is not None:
-            found = replace(found, max_positions=limits.max_positions, was_cut=True)
-        if self._config.reward != "none":
-            positions = self._positions_by_reward(found, num_fitting, reward_positions)
-            limits = replace(limits, reward_positions=self._smallest(positions))
-        self._reader.limits = limits
-        return replace(
-            found,
-            compile_error=compile_error,
-            reward_positions=limits.reward_positions,
-        )
+        return found, SAFE_SHARE * free_bytes / max(found.growth_bytes, 1)
 
-    def _smallest(self, max_positions: int | None) -> int | None:
-        """Return the smallest bound of all processes, where None means no bound.
+    def _smallest(self, *bounds: int | None) -> int | None:
+        """Return the smallest of the bounds in all processes; None means no bound.
 
         If processes split updates differently, two could compute the same pair.
         """
-        bound = math.inf if max_positions is None else float(max_positions)
-        bound = self._processes.all_reduce_min(bound, self._hardware.device)
+        own = min(
+            (float(each) for each in bounds if each is not None), default=math.inf
+        )
+        bound = self._processes.all_reduce_min(own, self._hardware.device)
         return None if math.isinf(bound) else int(bound)
 
     def _positions_by_reward(
@@ -307,7 +311,7 @@ class Trainer:
         losses, num_tokens = torch.zeros(2, dtype=torch.float64), 0
         with torch.no_grad():
             for batch in batcher.in_order():
-                losses += as_tensor(self._batch_loss(batch)).cpu()
+                losses += self._batch_loss(batch).sums.cpu()
                 num_tokens += int((batch.target_out != PAD).sum())
         smoothed, likelihood = losses.tolist()
         return Validation(
@@ -401,10 +405,16 @@ class Trainer:
         started = time.perf_counter()
         self._optimizer.zero_grad()
         rate = self._learning_rate()
+        flops = self.model.update_flops(update.source_lengths, update.target_lengths)
         if self._config.is_by_reward(self.progress.step):
-            loaded, flops = self._begin_by_reward(update, loaded)
+            sampled = [self._with_samples(each) for each in loaded]
+            without_dropout(self.model)
+            loaded = iter(sampled)
+            flops += self._sample_flops(sampled)
         else:
-            loaded, flops = self._begin_by_likelihood(update, loaded)
+            flops *= self._config.num_passes
+            if not self.model.training:  # setting each module takes a while
+                self.model.train()
         at_once = self._num_at_once(update, flops)
         losses = self.gradients.accumulate(self.progress.step, loaded, at_once)
         max_norm = self._config.clip_norm
@@ -454,29 +464,6 @@ class Trainer:
             )
 
         return report
-
-    def _begin_by_likelihood(
-        self, update: Update, loaded: Iterator[LoadedMicroBatch]
-    ) -> tuple[Iterator[LoadedMicroBatch], int]:
-        """Turn on dropout; return the micro-batches and the FLOPs of the update."""
-        if not self.model.training:  # setting each module takes a while
-            self.model.train()
-        return loaded, self._config.num_passes * self._pass_flops(update)
-
-    def _begin_by_reward(
-        self, update: Update, loaded: Iterator[LoadedMicroBatch]
-    ) -> tuple[Iterator[LoadedMicroBatch], int]:
-        """Draw samples of all micro-batches, and turn off dropout.
-
-        Returns the micro-batches with their samples, and the FLOPs of the update.
-        """
-        sampled = [self._with_samples(each) for each in loaded]
-        without_dropout(self.model)
-        return iter(sampled), self._pass_flops(update) + self._sample_flops(sampled)
-
-    def _pass_flops(self, update: Update) -> int:
-        """FLOPs of an update with one pass over its pairs."""
-        return self.model.update_flops(update.source_lengths, update.target_lengths)
 
     def _num_at_once(self, update: Update, flops: int) -> int:
         """Return how many micro-batches to compute at once in an update of `flops`."""
