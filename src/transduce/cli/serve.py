@@ -12,7 +12,7 @@ from transduce.cli.lines import require_shortlist
 from transduce.decoding.backend import choose_device
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.processes import default_processes
-from transduce.decoding.translator import Translator, load, with_known_shortlist
+from transduce.decoding.translator import Translator, load, with_available_shortlist
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
 from transduce.model_folder import find_model
@@ -221,5 +221,5 @@ def loaded(
         given = {k: value for k, value in settings.items() if value is not None}
         search = replace(translator.search, **given)
         # Warn now, and not at the first request.
-        translator.search = with_known_shortlist(search, translator.shortlist)
+        translator.search = with_available_shortlist(search, translator.shortlist)
     return translator

@@ -11,8 +11,8 @@ Slots that are the past of no hypothesis are freed when the store must grow. The
 restricted attention (section 4) is the last r + 1 positions, so the store of a long
 translation stops growing.
 
-A decoder with recurrent units has no past to keep but their cells: one a hypothesis and
-layer, copied when hypotheses are dropped or continued (`RecurrentState`).
+A decoder with recurrent units keeps one cell for each hypothesis and layer, copied when
+hypotheses are dropped or continued (`RecurrentState`).
 """
 
 from dataclasses import dataclass, replace
@@ -56,8 +56,8 @@ class SourceCache:
     cross_key: Float[Tensor, "sentences heads source d_k"]
     cross_value: Float[Tensor, "sentences heads source d_v"]
 
-    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
-        """Return the parts of all tensors for the first sentences and positions."""
+    def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return views of all tensors: their first sentences, positions and slots."""
         sources = (self.cross_key, self.cross_value)
         return [each[:sentences, :, :source] for each in sources]
 
@@ -84,7 +84,7 @@ class LayerCache(SourceCache):
     key: Float[Tensor, "sentences heads slots d_k"]
     value: Float[Tensor, "sentences heads slots d_v"]
 
-    def empty(self, sentences: int, source: int, slots: int) -> "LayerCache":
+    def zeros(self, sentences: int, source: int, slots: int) -> "LayerCache":
         """Return zeros for other numbers of sentences, positions and slots."""
         return LayerCache(
             cross_key=_zeros(self.cross_key, sentences, source),
@@ -93,11 +93,11 @@ class LayerCache(SourceCache):
             value=_zeros(self.value, sentences, slots),
         )
 
-    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
-        """Return the parts of all tensors for the first sentences and positions."""
+    def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return views of all tensors: their first sentences, positions and slots."""
         stores = [each[:sentences, :, :slots] for each in (self.key, self.value)]
         # Not `super`: a dataclass with slots is another class than the one defined.
-        return [*SourceCache.parts(self, sentences, source, slots), *stores]
+        return [*SourceCache.views(self, sentences, source, slots), *stores]
 
     def write(
         self,
@@ -149,7 +149,7 @@ class RecurrentCache(SourceCache):
 
     cell: Float[Tensor, "sentences group d_model"]
 
-    def empty(self, sentences: int, source: int, slots: int) -> "RecurrentCache":
+    def zeros(self, sentences: int, source: int, slots: int) -> "RecurrentCache":
         """Return zeros for other numbers of sentences and positions."""
         return RecurrentCache(
             cross_key=_zeros(self.cross_key, sentences, source),
@@ -157,10 +157,10 @@ class RecurrentCache(SourceCache):
             cell=self.cell.new_zeros(sentences, *self.cell.shape[1:]),
         )
 
-    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
-        """Return the parts of all tensors for the first sentences and positions."""
+    def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return views of all tensors: their first sentences, positions and slots."""
         return [
-            *SourceCache.parts(self, sentences, source, slots),
+            *SourceCache.views(self, sentences, source, slots),
             self.cell[:sentences],
         ]
 
@@ -181,7 +181,8 @@ class DecodingState:
     layers: list[LayerCache]
     memory_mask: Bool[Tensor, "sentences 1 1 source"]
     past: Bool[Tensor, "sentences group slots"]
-    """Whether a slot of its sentence is the past of a hypothesis."""
+    """Whether a slot belongs to the past of a hypothesis: its tokens so far, or those
+    within its neighbourhood."""
     positions: Int[Tensor, "sentences slots"]
     """Position of the token whose key and value a slot holds."""
     lengths: Int[Tensor, " sentences"]
@@ -208,10 +209,10 @@ class DecodingState:
         """Whether a slot is free for the newest position of each hypothesis."""
         return self.num_slots + self.group_size <= self.capacity
 
-    def empty(self, sentences: int, source: int, slots: int) -> "DecodingState":
+    def zeros(self, sentences: int, source: int, slots: int) -> "DecodingState":
         """Return a state of zeros for other numbers of sentences and positions."""
         return DecodingState(
-            layers=[each.empty(sentences, source, slots) for each in self.layers],
+            layers=[each.zeros(sentences, source, slots) for each in self.layers],
             memory_mask=self.memory_mask.new_zeros(sentences, 1, 1, source),
             past=self.past.new_zeros(sentences, self.group_size, slots),
             positions=self.positions.new_zeros(sentences, slots),
@@ -223,9 +224,9 @@ class DecodingState:
         """Return a state that has the same tensors until one of them is replaced."""
         return replace(self, layers=[replace(each) for each in self.layers])
 
-    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
-        """Return the parts of all tensors for the first sentences and positions."""
-        of_layers = [each.parts(sentences, source, slots) for each in self.layers]
+    def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return views of all tensors: their first sentences, positions and slots."""
+        of_layers = [each.views(sentences, source, slots) for each in self.layers]
         return [
             *chain.from_iterable(of_layers),
             self.memory_mask[:sentences, ..., :source],
@@ -242,15 +243,16 @@ class DecodingState:
         if not self.has_capacity:
             self.grow()
         end = self.num_slots + self.group_size
-        past = self.take(torch.arange(self.num_slots, end, device=self.past.device))
-        self.count()
+        past = self.fill(torch.arange(self.num_slots, end, device=self.past.device))
+        self.count_step()
         return past[..., :end]
 
-    def take(
+    def fill(
         self, slots: Int[Tensor, " group"]
     ) -> Bool[Tensor, "sentences 1 group capacity"]:
-        """Take these slots for the newest positions, in place, without counting them.
+        """Give these slots to the newest position of each hypothesis, in place.
 
+        Only tensors change, so that a step can be recorded; `count_step` does the rest.
         Returns the mask of all slots that each hypothesis attends to.
         """
         self._forget_distant()
@@ -266,8 +268,8 @@ class DecodingState:
             distance = self.lengths[:, None] - self.positions
             self.past &= (distance <= self.neighbourhood)[:, None]
 
-    def count(self) -> None:
-        """Count the slots and the position that `take` has taken."""
+    def count_step(self) -> None:
+        """Count the slots and the position that `fill` has used."""
         self.num_slots += self.group_size
         self.max_length += 1
 
@@ -377,10 +379,10 @@ class RecurrentState:
         """Hypotheses of one sentence."""
         return self.layers[0].cell.size(1)
 
-    def empty(self, sentences: int, source: int, slots: int) -> "RecurrentState":
+    def zeros(self, sentences: int, source: int, slots: int) -> "RecurrentState":
         """Return a state of zeros for other numbers of sentences and positions."""
         return RecurrentState(
-            layers=[each.empty(sentences, source, slots) for each in self.layers],
+            layers=[each.zeros(sentences, source, slots) for each in self.layers],
             memory_mask=self.memory_mask.new_zeros(sentences, 1, 1, source),
             lengths=self.lengths.new_zeros(sentences),
         )
@@ -389,9 +391,9 @@ class RecurrentState:
         """Return a state that has the same tensors until one of them is replaced."""
         return replace(self, layers=[replace(each) for each in self.layers])
 
-    def parts(self, sentences: int, source: int, slots: int) -> list[Tensor]:
-        """Return the parts of all tensors for the first sentences and positions."""
-        of_layers = [each.parts(sentences, source, slots) for each in self.layers]
+    def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
+        """Return views of all tensors: their first sentences, positions and slots."""
+        of_layers = [each.views(sentences, source, slots) for each in self.layers]
         return [
             *chain.from_iterable(of_layers),
             self.memory_mask[:sentences, ..., :source],
@@ -399,20 +401,20 @@ class RecurrentState:
         ]
 
     def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
-        """Count the newest position. Returns a mask of no slots."""
-        past = self.take()
-        self.count()
+        """Move to the newest position; return a mask of no slots."""
+        past = self.fill()
+        self.count_step()
         return past
 
-    def take(self, _: object = None) -> Bool[Tensor, "sentences 1 group none"]:
-        """Move to the newest position, in place, without counting it.
+    def fill(self, _: object = None) -> Bool[Tensor, "sentences 1 group none"]:
+        """Move to the newest position in place; return a mask of no slots.
 
-        Returns a mask of no slots.
+        Only tensors change, so that a step can be recorded; `count_step` does the rest.
         """
         self.lengths += 1
         return self.memory_mask.new_ones(len(self.lengths), 1, self.group_size, 0)
 
-    def count(self) -> None:
+    def count_step(self) -> None:
         """Count the newest position."""
         self.max_length += 1
 

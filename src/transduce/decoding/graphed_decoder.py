@@ -183,11 +183,11 @@ class StaticStep:
         """Allocate the memory for states of a size; `like` is a state of the model."""
         self.size = size
         self._recorder = recorder
-        self._state = like.empty(size.sentences, size.source, size.slots)
+        self._state = like.zeros(size.sentences, size.source, size.slots)
         device = self._state.lengths.device
         rows = size.sentences * size.group
         self._host_inputs = np.zeros(2 * rows + 1, dtype=np.int64)
-        """The next `_inputs`: the first slot to take, the last tokens, the parents."""
+        """The next `_inputs`: the first slot to fill, the last tokens, the parents."""
         self._inputs = torch.zeros(2 * rows + 1, dtype=torch.int64, device=device)
         # The graph reads these rows by their address.
         encodings = step.model.positions(0, size.max_tokens, device)
@@ -199,9 +199,9 @@ class StaticStep:
         """Function that takes the step: `_plain` until it is recorded."""
         self._has_run = False
         weight = step.model.output_weight
-        parts = self._state.parts(*self._shape)
+        views = self._state.views(*self._shape)
         self.num_bytes = rows * len(weight) * weight.element_size() + sum(
-            each.numel() * each.element_size() for each in parts
+            each.numel() * each.element_size() for each in views
         )
         """Memory of the state and of the logits."""
 
@@ -213,9 +213,9 @@ class StaticStep:
         Returns the state here, which is valid until the next call.
         """
         # Masked slots have a weight of 0, but 0 times infinity is NaN.
-        torch._foreach_zero_(self._state.parts(*self._shape))
+        torch._foreach_zero_(self._state.views(*self._shape))
         size = len(state.lengths), state.memory_mask.size(-1), state.num_slots
-        torch._foreach_copy_(self._state.parts(*size), state.parts(*size))
+        torch._foreach_copy_(self._state.views(*size), state.views(*size))
         # The state that the graph reads must keep its tensors.
         here = self._state.alias()
         here.num_slots, here.max_length = state.num_slots, state.max_length
@@ -260,7 +260,7 @@ def _static_step(
 ) -> Float[Tensor, "sentences group vocab"]:
     """Take a step with a state that stays in place.
 
-    `inputs` are the first slot to take, the last tokens, and the parents.
+    `inputs` are the first slot to fill, the last tokens, and the parents.
     """
     group = state.group_size
     last_ids, parents = inputs[1:].view(2, -1, group)
@@ -268,7 +268,7 @@ def _static_step(
     slots = inputs[0] + torch.arange(group, device=inputs.device)
     x = step.model.output_embedding(last_ids)
     x = x + encodings[state.lengths][:, None].to(x.dtype)
-    self_mask = additive_mask(state.take(slots), x.dtype)
+    self_mask = additive_mask(state.fill(slots), x.dtype)
     cross_mask = additive_mask(state.memory_mask, x.dtype)
     return step.logits(x, state.layers, self_mask, cross_mask, slots)
 
@@ -375,7 +375,7 @@ class GraphedDecoder(TorchDecoder):
         ids = np.zeros(self._parents.shape, dtype=np.int64)
         ids[self._live] = last_ids
         logits = static(ids, self._parents, self.state.num_slots)
-        self.state.count()
+        self.state.count_step()
         self._parents = _identity_parents(self.state)
         if np.array_equal(self._live, np.arange(len(self._live))):
             return logits[: len(self._live)]

@@ -485,7 +485,14 @@ class Translator:
         config = self.search.given({}) if config is None else config
         _require_config(config, SearchConfig)
         require_possible_bad_words(config, self.tokenizer)
-        config = self._with_known_shortlist(config, has_prefixes=prefixes is not None)
+        config = with_available_shortlist(config, self.shortlist)
+        if config.shortlist and prefixes is not None:
+            warnings.warn(
+                "Lines with a prefix are translated with the whole vocabulary, not "
+                "with the shortlist.",
+                TransduceWarning,
+                stacklevel=2,
+            )
         require_coverage(config, len(self._checkpoints))
         search = _PartSearch(
             start=partial(_start_search, config=config),
@@ -694,23 +701,6 @@ class Translator:
             return search_in_batches(task, self.models, on_step)
         return self._pool.search(task, on_step)
 
-    def _with_known_shortlist(
-        self, config: SearchConfig, *, has_prefixes: bool
-    ) -> SearchConfig:
-        """Return the config without a shortlist if the first model has none.
-
-        Warns about all that is translated with the whole vocabulary instead.
-        """
-        config = with_known_shortlist(config, self.shortlist)
-        if config.shortlist and has_prefixes:
-            warnings.warn(
-                "Lines with a prefix are translated with the whole vocabulary, not "
-                "with the shortlist.",
-                TransduceWarning,
-                stacklevel=3,
-            )
-        return config
-
     def _require_memory_for(self, samples: int) -> None:
         """Raise `RequestError` if the samples of one sentence do not fit in memory."""
         symbols = self.tokenizer if self.symbols is None else self.symbols
@@ -764,9 +754,9 @@ class Translator:
     ) -> Sequence[Sequence[str] | None]:
         """Return the texts of each part's hypotheses, with unknown words replaced.
 
-        Returns None for each part whose texts are just those of its tokens: if no word
-        of any part is unknown, or if the model has no cross-attention, which tells the
-        source of an unknown word. In an ensemble, the first model tells it.
+        Cross-attention, in an ensemble that of the first model, shows which source word
+        an unknown word translates. If the model has none, or if no word of any part is
+        unknown, returns None for each part: its texts are those of its tokens.
         """
         ids = (each.ids for _, several in found for each in several)
         if not isinstance(self.tokenizer, WordTokenizer) or all(
@@ -830,17 +820,17 @@ def require_translation(translator: Translator) -> None:
         )
 
 
-def with_known_shortlist(
+def with_available_shortlist(
     config: SearchConfig, shortlist: Shortlist | None
 ) -> SearchConfig:
-    """Return the config without a shortlist, and warn, if a model has none."""
+    """Return the config; if a model has no shortlist, without it and with a warning."""
     if not config.shortlist or shortlist is not None:
         return config
     warnings.warn(
         "`search.shortlist` is set, but the model has no shortlist; the whole "
         "vocabulary is used instead. Make one with `transduce shortlist`.",
         TransduceWarning,
-        stacklevel=4,  # the caller of `translate_stream`
+        stacklevel=3,  # the caller of `translate_stream`
     )
     return replace(config, shortlist=False)
 
