@@ -81,10 +81,9 @@ class TrainingTask:
     @property
     def model(self) -> ModelConfig:
         """Model with a vocabulary of the tokenizer's configured size."""
-        model = require_transformer(
-            self.run.model, "The benchmark of training", "choose another preset"
+        return require_transformer(
+            self.run.sized_model, "The benchmark of training", "choose another preset"
         )
-        return replace(model, vocab_size=self.run.tokenizer.vocab_size)
 
     @property
     def training(self) -> TrainingConfig:

@@ -1,7 +1,7 @@
 """`transduce presets`: the presets, their sizes, and what each is for."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Annotated
 
@@ -96,12 +96,13 @@ def preset_summaries() -> Iterator[PresetSummary]:
     }.items():
         for name, purpose in purposes.items():
             config = PRESETS[name]
-            model = replace(config.model, vocab_size=config.tokenizer.vocab_size)
             yield PresetSummary(
                 name=name,
                 group=group,
                 purpose=purpose,
-                num_parameters=None if name == ADAPT else num_parameters(model),
+                num_parameters=None
+                if name == ADAPT
+                else num_parameters(config.sized_model),
                 steps=config.training.steps,
                 target_tokens=config.batching.target_tokens,
             )

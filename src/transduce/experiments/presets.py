@@ -59,6 +59,14 @@ class RunConfig:
     """Stages of training, each with weights of the corpora; empty if the weights stay
     the same."""
 
+    @property
+    def sized_model(self) -> ArchitectureConfig:
+        """Settings of the model with a vocabulary of the size set for the tokenizer.
+
+        It is the largest that the model of a run can get.
+        """
+        return replace(self.model, vocab_size=self.tokenizer.vocab_size)
+
 
 MODEL = ModelConfig(
     num_layers=6, d_model=512, d_ff=2048, num_heads=8, d_k=64, d_v=64, dropout=0.1

@@ -50,6 +50,7 @@ from transduce.metrics.scores import (
     Tokenize,
     choose_tokenization,
     corpus_bleu,
+    language_for_paper_bleu,
     paper_bleu,
 )
 from transduce.model.config import ForwardFlops, ModelConfig, forward_flops
@@ -65,7 +66,6 @@ from transduce.report.report import (
     columns,
 )
 from transduce.text.corpus import SentencePair
-from transduce.text.languages import base, detect_by_script, is_unspaced
 
 P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
 """Machine of the paper (section 5.2)."""
@@ -194,8 +194,7 @@ def training_cost(name: str) -> TrainingCost:
             f"The cost of a preset must follow from its model, but `{ADAPT}` has the "
             "model that a run starts from; leave this preset out."
         )
-    model = replace(run.model, vocab_size=run.tokenizer.vocab_size)
-    length = np.array([MEAN_LENGTH])
+    model, length = run.sized_model, np.array([MEAN_LENGTH])
     by_part = None
     if isinstance(model, ModelConfig):
         by_part = forward_flops(model, length, length)
@@ -250,7 +249,7 @@ def our_row(
         config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
     )
     tokenization = choose_tokenization(tokenize, language, references)
-    known = language or detect_by_script(references) or "de"
+    moses = language_for_paper_bleu(language, references)
     translator = load(run.path, device=device)
     search = replace(translator.search, num_best=1)
     sources = (pair.source for pair in pairs)
@@ -258,9 +257,7 @@ def our_row(
     return OurRow(
         run=str(run.path),
         bleu=corpus_bleu(texts, references, tokenization=tokenization),
-        paper_bleu=None
-        if is_unspaced(known)
-        else paper_bleu(texts, references, base(known)),
+        paper_bleu=None if moses is None else paper_bleu(texts, references, moses),
         seconds=cost.seconds,
         flops=cost.flops,
         computing=recorded_environment(run.starts[-1]) if run.starts else None,

@@ -63,12 +63,11 @@ from transduce.metrics.scores import (
     Tokenization,
     choose_tokenization,
     corpus_bleu,
+    language_for_paper_bleu,
     paper_bleu,
 )
 from transduce.model_folder import model_sum
 from transduce.text.corpus import read_pairs, read_text
-from transduce.text.languages import base as base_language
-from transduce.text.languages import detect_by_script, is_unspaced
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.loss import sample_flops
@@ -189,7 +188,7 @@ def system_config(
     if key in (REFERENCE, UNMATCHED) or match == "none":
         return name, config
     if match == "parameters":
-        target = num_parameters(_sized(reference))
+        target = num_parameters(reference.sized_model)
         return name, replace(config, model=_with_parameters(config, target))
     ratio = training_flops(reference) / training_flops(config)
     return name, with_steps(config, Fraction(ratio).limit_denominator(10_000))
@@ -224,14 +223,9 @@ def with_steps(config: RunConfig, factor: Fraction) -> RunConfig:
     return replace(config, training=replace(training, **changed))
 
 
-def _sized(config: RunConfig) -> ArchitectureConfig:
-    """Return the model's settings with the largest vocabulary that it may get."""
-    return replace(config.model, vocab_size=config.tokenizer.vocab_size)
-
-
 def _with_parameters(config: RunConfig, target: int) -> ArchitectureConfig:
     """Scale the widths so that the number of parameters is closest to a target."""
-    model = _sized(config)
+    model = config.sized_model
     if abs(num_parameters(model) - target) <= MATCH_TOLERANCE * target:
         return config.model
     widths = set()
@@ -256,7 +250,7 @@ def training_flops(config: RunConfig) -> float:
     length, training = MEAN_LENGTH, config.training
     if str(config.tokenizer.kind) == "character":
         length *= CHARACTERS_A_PIECE
-    model = outline(_sized(config))
+    model = outline(config.sized_model)
     lengths = np.array([length])
     by_reward = training.steps - training.likelihood_steps
     num_passes = training.likelihood_steps * training.num_passes + by_reward
@@ -604,12 +598,9 @@ def _score(
     references = list(read_text([test.reference]))
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
     texts = [list(read_text([each.translations(test)])) for each in translated]
-    known = language or detect_by_script(references) or "de"
-    by_paper = None
-    if not is_unspaced(known):
-        by_paper = fmean(
-            paper_bleu(text, references, base_language(known)).score for text in texts
-        )
+    by_paper, moses = None, language_for_paper_bleu(language, references)
+    if moses is not None:
+        by_paper = fmean(paper_bleu(text, references, moses).score for text in texts)
     return ReferenceScore(
         test=test.name,
         **_bleu_with_interval(texts, references, tokenization, trials),

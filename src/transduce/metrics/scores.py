@@ -240,6 +240,18 @@ def paper_bleu(
     )
 
 
+def language_for_paper_bleu(
+    language: str | None, references: Iterable[str]
+) -> str | None:
+    """Return the language of `paper_bleu` for references; None if it has none.
+
+    An unknown language is that of the script or, in the Latin script, German, as in the
+    paper. Languages without spaces between words have no such score.
+    """
+    known = language or detect_by_script(references) or "de"
+    return None if is_unspaced(known) else base(known)
+
+
 def replace_unicode_punctuation(text: str) -> str:
     """Write punctuation in ASCII as Moses' replace-unicode-punctuation.perl does.
 
