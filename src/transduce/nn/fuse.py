@@ -141,7 +141,7 @@ class FusedAttention(MultiHeadAttention):
     def split(
         self, x: Float[Tensor, "batch length width"]
     ) -> Float[Tensor, "batch heads length head_width"]:
-        """Give each head its part of the width, on a CPU in fp32."""
+        """Split the width into the heads, on a CPU in fp32."""
         return head_major(x, self.num_heads)
 
     @property
@@ -349,7 +349,7 @@ def fits_one_call(
     x: Float[Tensor, "batch length d_model"],
     memory: Memory | None,
 ) -> bool:
-    """Whether one native call can compute all layers, and no hook needs them apart."""
+    """Whether one native call can compute all layers, and no hook reads one of them."""
     return (
         len(stack) > 0
         and all(map(_is_supported, stack))
@@ -379,7 +379,10 @@ def is_packable(stack: Stack) -> bool:
 
 
 def _is_supported(layer: Layer) -> bool:
-    """Whether the native library has this kind of layer, with unpacked weights."""
+    """Whether a call for whole stacks can compute layers of this kind.
+
+    A model that is prepared for decoding may have linear maps that are no `nn.Linear`.
+    """
     network = layer.feed_forward
     return (
         all(isinstance(each, nn.Linear) for each in (network.inner, network.outer))
@@ -414,10 +417,9 @@ def _self_mask(
 
 
 def _is_plain_and_uniform(stack: Stack) -> bool:
-    """Whether no hook needs a module, and all layers have the same settings.
+    """Whether no module has a hook, and all layers have the same settings.
 
-    All modules must be in the mode of the stack. Dropout rates and epsilons must be the
-    same in all layers.
+    These are the mode (training or evaluation), dropout rates and epsilons.
     """
     modules = _modules_of(stack)
     residuals = [m for m in modules if isinstance(m, ResidualConnection)]
@@ -433,7 +435,7 @@ def _is_plain_and_uniform(stack: Stack) -> bool:
 
 
 def _modules_of(stack: Stack) -> list[nn.Module]:
-    """Return the stack and all modules within; `modules` takes longer, for names."""
+    """Return the stack and all modules within, faster than `stack.modules()`."""
     found: list[nn.Module] = [stack]
     for module in found:  # the loop also visits the modules that it appends
         found += [each for each in module._modules.values() if each is not None]

@@ -415,6 +415,8 @@ def normalized_sum(
 
 
 class _NormalizedSum(torch.autograd.Function):
+    """Dropout, sum and layer normalization in one native call."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -567,12 +569,14 @@ def native_recurrence(
     gate: Float[Tensor, "batch length d_model"],
     candidate: Float[Tensor, "batch length d_model"],
 ) -> Float[Tensor, "batch length d_model"]:
-    """Return the outputs, in fp32."""
+    """Return the outputs of a recurrent unit, given W_f x + b_f and W x, in fp32."""
     output: Tensor = _NativeRecurrence.apply(gate, candidate)  # type: ignore[no-untyped-call] # torch's own
     return output
 
 
 class _NativeRecurrence(torch.autograd.Function):
+    """Cells and outputs of a recurrent unit in one native call."""
+
     @staticmethod
     def forward(ctx: Any, gate: Tensor, candidate: Tensor) -> Tensor:
         gate, candidate = gate.contiguous(), candidate.contiguous()
@@ -601,7 +605,7 @@ class _NativeRecurrence(torch.autograd.Function):
 
 
 def _recurrence(candidate: Tensor, forget: Tensor, cells: Tensor) -> Any:
-    """Return a `td_recurrence` with its sizes and what both passes need."""
+    """Return a `td_recurrence` with the fields that both passes use."""
     sentences, length, width = cells.shape
     return ffi.new(
         "td_recurrence *",
