@@ -3,11 +3,12 @@
 Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in it;
 `resume` continues a run from its newest usable checkpoint.
 
-Both train by `_RunTraining`: it begins with the newest state (`_newest`), trains until
-the loss diverges or the end (`_train_to_the_end`), scores each checkpoint (`_score`),
-and makes the run's model (`_finish`). Modules beside this one have its parts:
-`run_corpus` and `run_folder` what is on disk, `run_trainer` the trainer,
-`run_checkpoints` the checkpoints and the final model, `dev_corpus` their scores.
+Both train by `_RunTraining`. It loads the newest state (`_newest`), trains to the end,
+or back from a checkpoint if the loss diverges (`_train_to_the_end`), scores each
+checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
+modules beside this one: `run_corpus` and `run_folder` read and write files,
+`run_trainer` makes the trainer, `run_checkpoints` keeps checkpoints and chooses the
+final model, and `dev_corpus` scores them.
 """
 
 import math
@@ -103,7 +104,7 @@ from transduce.training.trainer import DivergedError, StepReport, Trainer
 LOG_STEPS = 10
 """Updates between lines of the log."""
 DRAWN_SECONDS = 10.0
-"""Least time between two drawings of the learning curve, but for the last."""
+"""Least time between two drawings of the learning curve; the last is always made."""
 DIVERGED_RATE_FACTOR = 0.5
 """Factor on the learning rate after the loss has diverged."""
 
@@ -320,10 +321,10 @@ def _prepared(
     precision: Precision,
     observers: Sequence[RunObserver],
 ) -> _NewRun:
-    """Prepare the corpus of a new run in its folder by resolved settings, and check it.
+    """Prepare the corpus of a new run in its folder, and check it.
 
-    Warns if the `patience` that was requested is left out. After an error the folder is
-    as it was before.
+    `config` has the settings of the request after `resolved`. Warns if the `patience`
+    that was requested is left out. After an error the folder is as it was before.
     """
     files, start = request.files, request.start
     with RunFolder.create(
@@ -365,7 +366,7 @@ def resolved(
     languages, model = config.languages, config.model
     if start is None:
         config = replace(config, languages=known_languages(languages, files))
-        model = replace(model, vocab_size=config.tokenizer.vocab_size)
+        model = config.sized_model
     else:
         refuse_misfit(start, config, files)
         config = replace(config, languages=languages_from(start, languages, files))
@@ -474,7 +475,7 @@ def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[o
 
 @dataclass(frozen=True, slots=True)
 class LengthLimit:
-    """Limit of a new run's forecast of time."""
+    """Limit of the time that the training of a new run may take by its forecast."""
 
     consent: Consent
     proposal: str

@@ -16,9 +16,7 @@ from typing import Any, TypeVar, cast, get_args
 from uuid import uuid4
 
 from transduce.architectures.config import CONFIGS, TRANSFORMER, architecture_of
-from transduce.data.corpus_files import (
-    MAIN_DEV,
-)
+from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.prepared_corpus import (
     CORPUS,
     DEV,
@@ -27,9 +25,7 @@ from transduce.data.prepared_corpus import (
     PairEncoder,
     PreparedCorpus,
 )
-from transduce.data.treebank import (
-    DEV_TREES,
-)
+from transduce.data.treebank import DEV_TREES
 from transduce.errors import (
     OVERWRITE,
     RESUME,
@@ -70,11 +66,7 @@ from transduce.model_folder import (
 )
 from transduce.settings import apply_mapping, shown
 from transduce.text.alignment import DICTIONARY_FILE
-from transduce.text.tokenizer import (
-    TOKENIZER_FILE,
-    load_tokenizer,
-    own_target_size,
-)
+from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
@@ -92,6 +84,18 @@ EARLIER_AVERAGES = f"{AVERAGED}-" + 8 * "[0-9]"
 DAMAGED = "damaged-"
 """Prefix of the names of damaged checkpoints, which are set aside."""
 Value = TypeVar("Value", str, dict[str, Any])
+
+FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
+"""Kinds of log entries with the scores at the end: of the run's model on the main dev
+set and on further ones, and of the model that the run started from."""
+RESULTS = (FINAL, FINAL_DEV_SET, START_MODEL)
+SAVED = "saved"
+"""Kind of log entry of a checkpoint that is about to be saved."""
+LENGTHENED, EARLIER = "lengthened", "earlier"
+"""Kind of log entry of a changed number of updates, and prefix of the kinds of the
+scores at the end before."""
+WENT_BACK = "went back"
+"""Kind of log entry of a run that went back to a checkpoint after its loss diverged."""
 
 
 class RunFolder:
@@ -147,16 +151,7 @@ class RunFolder:
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
         """Open the folder of an existing run; also returns the run's settings."""
-        if not is_run(path):
-            if _lacks_corpus(path):
-                raise CheckpointError(
-                    f"{path / TRAINING}: must hold the training text of the run to "
-                    f"resume, but is missing; restore it, or {START_FROM_RUN}."
-                )
-            raise CheckpointError(
-                f"{path}: must be a run to resume, but holds none; name another "
-                "folder, or start a new run there, without resuming."
-            )
+        _require_run(path)
         record = read_json(path / RUN_CONFIG)
         if record.get("format") != RUN_FORMAT:
             raise VersionError(
@@ -402,6 +397,21 @@ def require_replaceable_run(path: Path, inputs: Iterable[Path] = ()) -> None:
         pass
 
 
+def _require_run(path: Path) -> None:
+    """Raise `CheckpointError` unless a folder holds a run."""
+    if is_run(path):
+        return
+    if _lacks_corpus(path):
+        raise CheckpointError(
+            f"{path / TRAINING}: must hold the training text of the run to resume, but "
+            f"is missing; restore it, or {START_FROM_RUN}."
+        )
+    raise CheckpointError(
+        f"{path}: must be a run to resume, but holds none; name another folder, or "
+        "start a new run there, without resuming."
+    )
+
+
 def is_run(path: Path) -> bool:
     """Whether a folder holds a run, not a model."""
     return (path / RUN_CONFIG).is_file() and (path / TRAINING).is_dir()
@@ -423,18 +433,6 @@ def precision_of(out: Path) -> Precision:
     """Precision of the run in the folder `out`; "auto" if it is not recorded."""
     return RunFolder.open(out)[0].precision
 
-
-FINAL, FINAL_DEV_SET, START_MODEL = "final", "final dev set", "start model"
-"""Kinds of log entries with the scores at the end: of the run's model on the main dev
-set and on further ones, and of the model that the run started from."""
-RESULTS = (FINAL, FINAL_DEV_SET, START_MODEL)
-SAVED = "saved"
-"""Kind of log entry of a checkpoint that is about to be saved."""
-LENGTHENED, EARLIER = "lengthened", "earlier"
-"""Kind of log entry of a changed number of updates, and prefix of the kinds of the
-scores at the end before."""
-WENT_BACK = "went back"
-"""Kind of log entry of a run that went back to a checkpoint after its loss diverged."""
 
 NUMBERS = {
     *("epoch", "learning_rate", "gradient_norm", "reward", "seconds", "flops"),
@@ -522,12 +520,12 @@ class RunLog:
     def forget_after(
         self, step: int, *, keep_start: bool = False, is_lowered: bool = True
     ) -> None:
-        """Drop the entries that a run which continues from a step will write again.
+        """Drop the entries that a run will write again when it continues from a step.
 
-        All later entries are dropped. Without `keep_start`, the entry of a start at
-        this step is dropped too, as the run writes another; a run that goes back after
-        a divergence does not. `is_lowered` tells whether the state at this step has the
-        lowered learning rate. If not, the run ended before it saved that state, and its
+        These are all later entries. A run that is resumed also writes another entry of
+        its start at this step; one that goes back after a divergence does not, and sets
+        `keep_start`. `is_lowered` tells whether the state at this step has the lowered
+        learning rate. If not, the run ended before it saved that state, and its
         `WENT_BACK` entry is dropped too.
         """
 

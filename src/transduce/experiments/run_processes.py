@@ -1,8 +1,10 @@
-"""Trainings of an experiment in processes of their own, several at a time.
+"""Experiments: several trainings in one folder, each in processes of its own.
 
-The state of a run is what its processes have written, so an experiment can be killed
-and resumed at any time: a run that has begun is continued by `train --resume`
-(`PresetRun.training_options`).
+The state of a run (`PresetRun`) is what its processes have written, so an experiment
+can be killed and resumed at any time: `train --resume` continues a run that has begun.
+The record of an experiment (`experiment_record`) has its corpus and its settings, which
+later commands in the same folder must not change. `run_all` runs the processes, several
+at a time (`Workers`).
 """
 
 import ctypes
@@ -180,6 +182,11 @@ def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
     return [name, *(str(path.absolute()) for path in paths)]
 
 
+def command_line(options: Sequence[str], device: str) -> list[str]:
+    """Return the command of a process with these options of `transduce`."""
+    return [*PYTHON, "-m", "transduce", *options, "--device", device]
+
+
 def experiment_record(
     version: int, folder: Path, files: CorpusFiles, precision: Precision
 ) -> dict[str, Any]:
@@ -205,30 +212,6 @@ def _portable(names: Sequence[str], folder: Path) -> list[str]:
     ]
 
 
-def described_files(files: Mapping[str, Sequence[str]]) -> str:
-    """Describe a record's files for a report: "source: my.en; target: my.de"."""
-    return "; ".join(
-        f"{part.replace('_', ' ')}: {', '.join(Path(name).name for name in names)}"
-        for part, names in files.items()
-    )
-
-
-def failed_runs(failures: Mapping[str, str]) -> Section:
-    """Return the section of a report about the runs that failed, with the reasons."""
-    heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
-    table = Table(columns=heads, rows=tuple(failures.items()))
-    return Section(title="Runs that failed", parts=(table,))
-
-
-def kept_precision(precision: Precision, recorded: object) -> Precision:
-    """Return the precision of an earlier command's record for "auto", if it has one.
-
-    The work then continues on a machine for which "auto" would choose another.
-    """
-    is_kept = precision == "auto" and recorded in get_args(Precision)
-    return cast(Precision, recorded) if is_kept else precision
-
-
 def read_record(path: Path) -> dict[str, Any]:
     """Read the record of an experiment; an experiment without one has not begun.
 
@@ -238,6 +221,14 @@ def read_record(path: Path) -> dict[str, Any]:
         return read_json(path) if path.is_file() else {}
     except CheckpointError:
         raise damaged_record(path) from None
+
+
+def damaged_record(path: Path) -> ConfigError:
+    """Return the error of a record that lacks something."""
+    return ConfigError(
+        f"{path}: the record of the experiment is damaged; restore the file, or choose "
+        "another folder."
+    )
 
 
 def require_same_experiment(
@@ -309,14 +300,6 @@ def _same_files(recorded: Sequence[str], names: Sequence[str]) -> bool:
     )
 
 
-def damaged_record(path: Path) -> ConfigError:
-    """Return the error of a record that lacks something."""
-    return ConfigError(
-        f"{path}: the record of the experiment is damaged; restore the file, or choose "
-        "another folder."
-    )
-
-
 def require_same_settings(
     folder: Path,
     what: str,
@@ -333,22 +316,21 @@ def require_same_settings(
             )
 
 
+def kept_precision(precision: Precision, recorded: object) -> Precision:
+    """Return the precision of an earlier command's record for "auto", if it has one.
+
+    The work then continues on a machine for which "auto" would choose another.
+    """
+    is_kept = precision == "auto" and recorded in get_args(Precision)
+    return cast(Precision, recorded) if is_kept else precision
+
+
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write an experiment's record of its settings, and make the folders beside it."""
     for name in (RUNS, LOGS):
         (path.parent / name).mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as new:
         new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-
-
-def _has_prepared_corpus(folder: Path) -> bool:
-    """Whether a run of an experiment has prepared the corpus, which others share."""
-    return any((folder / RUNS).glob(f"*/{RUN_CONFIG}"))
-
-
-def command_line(options: Sequence[str], device: str) -> list[str]:
-    """Return the command of a process with these options of `transduce`."""
-    return [*PYTHON, "-m", "transduce", *options, "--device", device]
 
 
 def refuse_other_contents(folder: Path, record: str, what: str) -> None:
@@ -581,6 +563,11 @@ class Workers:
         self._free.insert(0, worker.slot)
 
 
+def _has_prepared_corpus(folder: Path) -> bool:
+    """Whether a run of an experiment has prepared the corpus, which others share."""
+    return any((folder / RUNS).glob(f"*/{RUN_CONFIG}"))
+
+
 def _end_with_parent() -> None:
     """Let the kernel send SIGTERM if the parent is killed, so that the run saves."""
     assert LIBC is not None
@@ -614,3 +601,18 @@ def _tail(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
         return file.read()
+
+
+def described_files(files: Mapping[str, Sequence[str]]) -> str:
+    """Describe a record's files for a report: "source: my.en; target: my.de"."""
+    return "; ".join(
+        f"{part.replace('_', ' ')}: {', '.join(Path(name).name for name in names)}"
+        for part, names in files.items()
+    )
+
+
+def failed_runs(failures: Mapping[str, str]) -> Section:
+    """Return the section of a report about the runs that failed, with the reasons."""
+    heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
+    table = Table(columns=heads, rows=tuple(failures.items()))
+    return Section(title="Runs that failed", parts=(table,))

@@ -137,12 +137,7 @@ def train(
         origin = open_start(Path(start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, name)
     config = with_settings(base, settings or {})
-    if not isinstance(dev_sets, Mapping):
-        raise ConfigError(
-            "`dev_sets` must be pairs of files by their names, but are "
-            f"{shown(dev_sets)}."
-        )
-    sets = [_dev_set(each, pair) for each, pair in dev_sets.items()]
+    sets = _dev_sets(dev_sets)
     files = _with_corpora(files, config).with_dev_sets(sets)
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
@@ -152,7 +147,6 @@ def train(
     config = replace(config, languages=languages)
     hardware = choose_hardware(device, precision, width=config.model.d_model)
     reporter = _Reporter()
-    consent = Consent(overwrites=overwrite)
     train_run(
         files,
         config,
@@ -160,7 +154,7 @@ def train(
         hardware,
         reporter,
         *observers,
-        consent=consent,
+        consent=Consent(overwrites=overwrite),
         start=origin,
     )
     return reporter.result()
@@ -175,6 +169,15 @@ def _require_observers(observers: Sequence[object]) -> None:
                     "An observer must have all methods of `RunObserver`, but "
                     f"{shown(each)} lacks `{name}`; make it a subclass."
                 )
+
+
+def _dev_sets(pairs: object) -> list[DevSet]:
+    """Return dev sets; `ConfigError` unless they are pairs of files by name."""
+    if not isinstance(pairs, Mapping):
+        raise ConfigError(
+            f"`dev_sets` must be pairs of files by their names, but are {shown(pairs)}."
+        )
+    return [_dev_set(name, pair) for name, pair in pairs.items()]
 
 
 def _dev_set(name: str, pair: object) -> DevSet:
@@ -256,7 +259,7 @@ class _Reporter:
 
 
 def _with_corpora(files: CorpusFiles, config: RunConfig) -> CorpusFiles:
-    """Return the files with those of a mixture, of which the settings have a list."""
+    """Return the files, or those of the mixture if the settings list its corpora."""
     if not config.corpora:
         _require_both(files)
         return files
