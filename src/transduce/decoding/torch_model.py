@@ -46,9 +46,9 @@ MakeLinearModule = Callable[[Tensor, Tensor | None], nn.Module]
 """Function of a weight and a bias that returns their linear map."""
 
 WITHOUT_KERNELS = (
-    "Precision int8 is without its compiled kernels, which make it one and a half to "
-    "four times as fast; they are compiled as transduce is installed, if there is a C "
-    "compiler: install gcc or clang, then transduce once more."
+    "Precision int8 is without its compiled kernels, which make it 1.5 to 4 times as "
+    "fast; they are compiled when transduce is installed, if there is a C compiler: "
+    "install gcc or clang, then transduce again."
 )
 
 
@@ -233,9 +233,9 @@ def _require_int8(device: torch.device) -> None:
         return
     if "avx2" in processor_flags():
         raise RequestError(
-            "Precision int8 must have kernels here that are compiled as transduce is "
-            "installed, but there are none; install gcc or clang, then transduce once "
-            "more, or use precision fp32."
+            "Precision int8 must have kernels here, which are compiled when transduce "
+            "is installed, but there are none; install gcc or clang, then transduce "
+            "again, or use precision fp32."
         )
     raise RequestError(
         "Precision int8 must have an x86 processor with AVX2 instructions under Linux, "
@@ -265,7 +265,7 @@ class Int8Linear(nn.Module):
                 "Without the native library, the linear maps of precision int8 must "
                 f"have at most {MAX_INT8_INPUTS:,} inputs, as PyTorch's sums would "
                 f"overflow, but one has {weight.size(1):,}; install gcc or clang, then "
-                "transduce once more, or use precision fp32."
+                "transduce again, or use precision fp32."
             )
         largest = weight.detach().abs().amax(dim=1).clamp(min=1e-8)
         with warnings.catch_warnings():

@@ -244,11 +244,14 @@ class Translator:
         """Prepare the models as `load` does, then set all attributes."""
         kept = dict(state)
         num_processes = kept.pop("num_processes")
-        choose_device(kept["device"].partition(":")[0])  # prepares this process
+        device, (first, *others) = kept["device"], kept["_checkpoints"]
+        choose_device(device.partition(":")[0])  # prepares this process
         # The constructor of a subclass may take other arguments.
         Translator.__init__(
             self,
-            *(kept["_checkpoints"][0], kept["device"], *kept["_checkpoints"][1:]),
+            first,
+            device,
+            *others,
             precision=kept["precision"],
             num_processes=num_processes,
         )

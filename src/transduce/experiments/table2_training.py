@@ -58,7 +58,13 @@ from transduce.experiments.run_processes import (
 )
 from transduce.files import atomic_file, read_json
 from transduce.machine import Precision
-from transduce.metrics.comparison import PooledBleu, Trials, paired_scores, pooled
+from transduce.metrics.comparison import (
+    PooledBleu,
+    SystemScore,
+    Trials,
+    paired_scores,
+    pooled,
+)
 from transduce.metrics.scores import (
     Tokenization,
     choose_tokenization,
@@ -598,12 +604,14 @@ def _score(
     references = list(read_text([test.reference]))
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
     texts = [list(read_text([each.translations(test)])) for each in translated]
+    bleu = _pooled_bleu(texts, references, tokenization, trials)
     by_paper, moses = None, language_for_paper_bleu(language, references)
     if moses is not None:
         by_paper = fmean(paper_bleu(text, references, moses).score for text in texts)
     return ReferenceScore(
         test=test.name,
-        **_bleu_with_interval(texts, references, tokenization, trials),
+        bleu=bleu.score,
+        interval=bleu.interval,
         by_seed=tuple(
             corpus_bleu(text, references, tokenization=tokenization).score
             for text in texts
@@ -612,17 +620,18 @@ def _score(
     )
 
 
-def _bleu_with_interval(
+def _pooled_bleu(
     texts: Sequence[Sequence[str]],
     references: Sequence[str],
     tokenization: Tokenization,
     trials: Trials,
-) -> dict[str, float]:
+) -> SystemScore:
+    """Return sacreBLEU of several translations together, with its interval."""
     units, pooled_references = pooled(texts, references)
     metric = PooledBleu(tokenization)
     [scores] = paired_scores({"system": units}, pooled_references, [metric], trials)
     [score] = scores.systems
-    return {"bleu": score.score, "interval": score.interval}
+    return score
 
 
 def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:

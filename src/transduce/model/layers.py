@@ -202,43 +202,6 @@ class DecoderStack(nn.ModuleList):
         return x
 
 
-def _self_attention(config: ModelConfig, *, is_causal: bool) -> MultiHeadAttention:
-    if config.neighbourhood is None:
-        return _attention(config)
-    return RestrictedSelfAttention(
-        config.d_model,
-        config.num_heads,
-        config.d_k,
-        config.d_v,
-        config.scores,
-        config.attention_dropout,
-        Band.of(config.neighbourhood, is_causal=is_causal),
-    )
-
-
-def _attention(config: ModelConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.d_model,
-        config.num_heads,
-        config.d_k,
-        config.d_v,
-        config.scores,
-        config.attention_dropout,
-    )
-
-
-def _feed_forward(config: ModelConfig) -> FeedForward:
-    return FeedForward(
-        config.d_model, config.d_ff, config.activation, config.relu_dropout
-    )
-
-
-def _residual(config: ModelConfig) -> ResidualConnection:
-    return ResidualConnection(
-        config.d_model, config.dropout, config.norm, config.norm_epsilon
-    )
-
-
 class SSRU(nn.Module):
     """Simpler simple recurrent unit (Kim et al., 2019).
 
@@ -298,3 +261,40 @@ def initial_cell(
     """Return the cell before the first position: zeros, in fp32 at least."""
     dtype = torch.promote_types(gate.dtype, torch.float32)
     return torch.zeros_like(gate, dtype=dtype)
+
+
+def _self_attention(config: ModelConfig, *, is_causal: bool) -> MultiHeadAttention:
+    if config.neighbourhood is None:
+        return _attention(config)
+    return RestrictedSelfAttention(
+        config.d_model,
+        config.num_heads,
+        config.d_k,
+        config.d_v,
+        config.scores,
+        config.attention_dropout,
+        Band.of(config.neighbourhood, is_causal=is_causal),
+    )
+
+
+def _attention(config: ModelConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(
+        config.d_model,
+        config.num_heads,
+        config.d_k,
+        config.d_v,
+        config.scores,
+        config.attention_dropout,
+    )
+
+
+def _feed_forward(config: ModelConfig) -> FeedForward:
+    return FeedForward(
+        config.d_model, config.d_ff, config.activation, config.relu_dropout
+    )
+
+
+def _residual(config: ModelConfig) -> ResidualConnection:
+    return ResidualConnection(
+        config.d_model, config.dropout, config.norm, config.norm_epsilon
+    )

@@ -1,16 +1,17 @@
 """Micro-batches of an update (section 5.1), and their gradients (section 5.2).
 
-The settings determine the pairs of an update. It is split into micro-batches that fit
-in memory, and each process computes some of them.
+The settings determine the pairs of an update. `MicroBatchReader` splits it into
+micro-batches that fit in memory, of which each process computes some, and
+`GradientAccumulator` adds up their gradients.
 
-The native library computes a batch on all cores. Between its calls, PyTorch and Python
-use only one core, for a third of an update's time if the model is small. Two batches
-are therefore computed at once, each on one core.
+On a CPU, the native library computes a batch on all cores. Between its calls, PyTorch
+and Python use only one core, for a third of an update's time if the model is small. Two
+batches are therefore computed at once, each on one core (`SingleCoreThreads`).
 
 On a GPU, the CPU starts every operator, and most operators read and write more than
 they compute. Triton's kernels compute several operators at once, and a CUDA graph
-starts all kernels of an update together. Where they do not exist, PyTorch's compiler
-fuses the small operators of a layer.
+starts all kernels of an update together (`GraphedGradients`). Where they do not exist,
+PyTorch's compiler fuses the small operators of a layer (`compile_layers`).
 """
 
 import math

@@ -43,7 +43,7 @@ SAMPLE_LOGITS = 2**25
 class BatchLoss(nn.Module):
     """Model and loss as one module, which data-parallel training wraps.
 
-    Raises `ConfigError` if attention is to be guided that the model does not have.
+    Raises `ConfigError` for `guidance` of a model that has no cross-attention.
     """
 
     def __init__(

@@ -238,7 +238,7 @@ class WeightOptimizer:
         self._sgd.zero_grad()  # it has all weights
 
     def clip(self, max_norm: float) -> Float[Tensor, ""]:
-        """Scale the gradients down to a norm of all of them; return the norm before."""
+        """Scale all gradients together down to a norm; return the norm before."""
         # Unlike the paper: clipping of gradients (Pascanu et al., 2013). Off by
         # default: `training.clip_norm`.
         weights = self._weights.values()
@@ -276,8 +276,8 @@ class WeightOptimizer:
     ) -> None:
         """Continue from the result of `state`, after `step` updates of the run.
 
-        `earlier` is the number of updates of the run before, whose optimizer this run
-        continues.
+        `earlier` is the number of updates that the optimizer made in another run, which
+        this run continues.
         """
         self._forget_moments()
         self._num_steps = step

@@ -71,8 +71,8 @@ class StepReport:
     epoch: int
     loss: float
     """Smoothed cross-entropy, plus the losses of guided attention and of consistency if
-    there are any, in nats a target token. Updates by reward report the loss of the
-    references, too."""
+    there are any, in nats a target token. In updates by reward it is the loss of the
+    references."""
     perplexity: float
     """Perplexity of the update's target tokens, with dropout if there is any."""
     learning_rate: float
@@ -152,9 +152,9 @@ class Trainer:
         )
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
         self.runs_ahead = hardware.device.type == "cuda" and processes.count == 1
-        """Whether an update is started before the figures of the one before are read,
-        so that a GPU need not wait for the CPU between updates. Several processes read
-        after each update whether to stop."""
+        """Whether an update starts before the figures of the previous one are read, so
+        that a GPU need not wait for the CPU between updates. Several processes cannot:
+        after each update they agree whether to stop."""
         self._reported_at = -math.inf
         self._checkpointed_at = time.monotonic()
         self._reader = MicroBatchReader(batcher, config, hardware, processes)

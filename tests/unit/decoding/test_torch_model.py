@@ -144,7 +144,7 @@ def test_the_output_matrix_and_the_embedding_are_in_8_bits(trained_checkpoint):
 @pytest.mark.usefixtures("without_native_library")
 def test_int8_without_kernels_or_vnni_is_refused(trained_checkpoint, monkeypatch):
     monkeypatch.setattr(torch_model, "processor_flags", lambda: {"avx2", "fma"})
-    message = "must have kernels here that are compiled as transduce is installed, but"
+    message = "kernels here, which are compiled when transduce is installed, but"
     with pytest.raises(RequestError, match=message):
         Translator(trained_checkpoint, CPU, precision="int8")
     assert "int8" not in available_precisions(CPU)
