@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.cli.lines import Destination, _Part
+from transduce.cli.resumable_output import Destination, _Part
 
 CORPUS = ("--source", "text/my.en", "--target", "text/my.de")
 SENTENCE = ("--source", "one two")
@@ -241,7 +241,7 @@ def test_an_output_that_another_command_just_completed_is_kept(
         Path("out.part").rename("out")
         Path("out").write_text("theirs")
 
-    monkeypatch.setattr("transduce.cli.lines.lock_file", complete)
+    monkeypatch.setattr("transduce.cli.resumable_output.lock_file", complete)
     assert refuses(*TRANSLATION, "out") == (
         "out.part: another command is writing this file; wait for it to end, or choose "
         "another name."

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
 from transduce.cli.help import option_name
-from transduce.cli.lines import OutputKeptError
+from transduce.cli.resumable_output import OutputKeptError
 from transduce.cli.terminal import (
     ProgressDisplay,
     plain_console,

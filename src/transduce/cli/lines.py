@@ -1,55 +1,21 @@
-"""Input lines, search options and output of commands that work line by line.
-
-A command writes to `OUTPUT.part`, which holds only whole records, however the process
-ends. The first line of `OUTPUT.part.record` holds model and options; each further line
-holds the end of a record and checksums of its input and of itself. With these,
-`--resume` continues only if the result equals that of an uninterrupted command.
-"""
+"""Input lines, their translation, and search options of commands that translate."""
 
 import json
-import os
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any
 
-from cyclopts import Parameter
-
-import transduce
-from transduce.cli.files import (
-    STANDARD_OUTPUT,
-    is_standard_output,
-    replaceable,
-    require_new,
-    unwritable_as_data_error,
-    writer,
-)
+from transduce.cli.files import STANDARD_OUTPUT
 from transduce.cli.help import option_name
-from transduce.cli.terminal import counted_lines, print_message, warn
+from transduce.cli.resumable_output import Destination, Origin, RecordOutput
+from transduce.cli.terminal import counted_lines, warn
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import Translator, interdependent_lines
-from transduce.errors import (
-    OVERWRITE,
-    ConfigError,
-    DataError,
-    OverwriteError,
-    TransduceError,
-    counted,
-)
-from transduce.files import (
-    is_open_as,
-    lock_file,
-    real_file,
-    require_unwritten,
-    without_infinity,
-    write_all,
-)
+from transduce.errors import ConfigError
+from transduce.files import without_infinity
 from transduce.search_config import SearchConfig
-from transduce.settings import flattened
 from transduce.text.corpus import (
     STANDARD_INPUT,
     Windows,
@@ -60,13 +26,6 @@ from transduce.text.corpus import (
 )
 from transduce.text.languages import best_match, guess_all, require_language_of_files
 from transduce.text.shortlist import Shortlist
-
-Resume = Annotated[bool, Parameter(negative="")]
-"""Option to continue an interrupted output."""
-
-Origin = Mapping[str, Any]
-"""Everything that the records depend on besides the input's lines, as JSON."""
-Item = TypeVar("Item")
 
 
 def warn_of_other_language(
@@ -140,431 +99,6 @@ def tags_of(translator: Translator) -> Origin:
     return {name: tag for name, tag in tags.items() if tag}
 
 
-FORMAT = 3
-"""Format of the record file; an output begun in another one is not resumed."""
-PART, RECORD = ".part", ".part.record"
-STANDARD_INPUT_FILE = Path("/dev/stdin")
-"""Name of the file that the shell opens as standard input, if it opens one."""
-KEY_BYTES = 8
-"""Size in bytes of the checksum of an input line, or of a record."""
-
-
-class RecordOutput(Protocol):
-    """Output of records, one for each item of the input, in its order."""
-
-    @property
-    def num_done(self) -> int:
-        """Number of records written by an earlier command."""
-
-    @property
-    def notes(self) -> list[Any]:
-        """Notes of the records written by an earlier command."""
-
-    def reading(
-        self, items: Iterable[Item], text: Callable[[Item], str] = str
-    ) -> Iterator[Item]:
-        """Items without a record yet; `DataError` if earlier ones have changed.
-
-        Every stream of input must be read through this method.
-        """
-
-    def write(self, record: str, note: Any = None) -> None:
-        """Write the record of the next item, and keep a note with it."""
-
-    def write_end(self, text: str) -> None:
-        """Write text that follows all records."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination:
-    """Output file, or None for standard output, and whether to overwrite or resume."""
-
-    output: Path | None
-    force: bool = False
-    resume: bool = False
-
-    def require_usable(self, *inputs: Path | None) -> None:
-        """Raise `ConfigError` if a file would be overwritten or cannot be resumed."""
-        require_new(self.output, force=self.force, others=inputs)
-        if self.resume and self._in_parts is None:
-            raise ConfigError(
-                "--resume must have an interrupted output file to continue; name it by "
-                "--output."
-            )
-        if self._in_parts is None:
-            return
-        part, record = _beside(self._in_parts, PART), _beside(self._in_parts, RECORD)
-        for each in (part, record):  # which are overwritten as well, force or not
-            require_new(each, force=True, others=(*inputs, STANDARD_INPUT_FILE))
-        if self.resume and not part.is_file():
-            raise ConfigError(
-                f"{part}: --resume needs the output of an interrupted command, but this"
-                " file is missing; leave out --resume to begin."
-            )
-        if part.exists():
-            self.require_part_replaceable(part)
-        elif record.exists() and not self.force:
-            raise ConfigError(
-                f"{record}: must not exist before the output is begun, but does; remove"
-                f" it, or {OVERWRITE}."
-            )
-
-    def require_part_replaceable(self, part: Path) -> None:
-        """Raise `ConfigError` if an interrupted output would be lost."""
-        if not self.resume and not self.force:
-            raise ConfigError(
-                f"{part}: holds the output of an interrupted command; continue it by "
-                f"--resume, or {OVERWRITE}."
-            )
-
-    @property
-    def _in_parts(self) -> Path | None:
-        """The output file, links followed; None if it cannot be resumed."""
-        if self.output is None or is_standard_output(self.output):
-            return None
-        if not replaceable(self.output):
-            return None
-        return real_file(self.output)
-
-    @contextmanager
-    def opened(
-        self, origin: Callable[[], Origin], batch_items: int = 1
-    ) -> Iterator[RecordOutput]:
-        """Open the output; a file gets its name when everything is written.
-
-        Resuming starts after a whole number of batches of `batch_items` items, since
-        results may depend on the other items of a batch.
-        """
-        if (output := self._in_parts) is None:
-            with writer(self.output, overwrite=self.force) as file:
-                yield _StreamOutput(file.write, file.flush)
-            return
-        with unwritable_as_data_error(output):
-            head = {"format": FORMAT, "version": transduce.__version__, **origin()}
-            with _Part.opened(output, head, self, batch_items) as part:
-                with _keeping(part, output):
-                    yield part
-                part.finish(output, overwrite=self.force)
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamOutput:
-    """Output that cannot be resumed: standard output, a pipe or a device."""
-
-    _write: Callable[[str], object]
-    _flush: Callable[[], object]
-    num_done: int = 0
-    notes: list[Any] = field(default_factory=list)
-
-    def reading(
-        self, items: Iterable[Item], text: Callable[[Item], str] = str
-    ) -> Iterator[Item]:
-        return iter(items)
-
-    def write(self, record: str, note: Any = None) -> None:
-        self._write(record)
-        self._flush()
-
-    def write_end(self, text: str) -> None:
-        self.write(text)
-
-
-class _Part:
-    """Partial output file and its record."""
-
-    def __init__(self, path: Path, part: int, record: int) -> None:
-        self.path = path
-        self.num_done = 0
-        self.num_written = 0
-        """Number of records, including those of an earlier command."""
-        self.notes: list[Any] = []
-        self._part, self._record = part, record
-        self._end = 0
-        """Size of all whole records in bytes."""
-        self._keys: list[deque[str]] = []
-        """Checksums of the items that have no record yet, by stream."""
-        self._done_keys: list[tuple[str, ...]] = []
-        """Checksums of the items whose records an earlier command wrote."""
-
-    @classmethod
-    @contextmanager
-    def opened(
-        cls, output: Path, origin: Origin, destination: "Destination", batch_items: int
-    ) -> Iterator["_Part"]:
-        """Open the files; `origin` is what the first line of the record holds."""
-        path, record = _beside(output, PART), _beside(output, RECORD)
-        flags = os.O_RDWR | os.O_CREAT
-        refusal = ConfigError(
-            f"{path}: another command is writing this file; wait for it to end, or "
-            "choose another name."
-        )
-        with ExitStack() as stack:
-            # Lock first, so that another command's output is not touched.
-            descriptor = os.open(path, flags, 0o666)
-            stack.callback(os.close, descriptor)
-            # A signal may end the command from this point on.
-            stack.callback(_remove_empty, path, record, descriptor)
-            lock_file(descriptor, refusal)
-            # The other command may have ended, and renamed its file, since the opening.
-            if not is_open_as(descriptor, path):
-                raise refusal
-            # Both are free when the command starts, but it may have loaded for minutes.
-            require_unwritten(output, overwrite=destination.force)
-            if os.fstat(descriptor).st_size > 0:
-                destination.require_part_replaceable(path)
-            of_record = os.open(record, flags, 0o666)
-            stack.callback(os.close, of_record)
-            part = cls(path, descriptor, of_record)
-            if destination.resume:
-                part._resume(record, origin, batch_items)
-            else:
-                part._begin(origin)
-            yield part
-
-    def _begin(self, origin: Origin) -> None:
-        os.ftruncate(self._part, 0)
-        os.ftruncate(self._record, 0)
-        write_all(self._record, _json_line(origin))
-
-    def _resume(self, record: Path, origin: Origin, batch_items: int) -> None:
-        """Read an earlier command's record, and cut off partial records."""
-        head, lines = _read_record(record)
-        _require_same(self.path, head.origin, origin)
-        size = os.fstat(self._part).st_size
-        lines = [each for each in lines if each.end <= size]
-        num_sound = next(
-            (i for i, each in enumerate(lines) if not self._is_sound(each)), len(lines)
-        )
-        whole = lines[: num_sound - num_sound % batch_items]
-        if num_sound < len(lines):
-            warn(
-                f"{self.path}: the result of line {num_sound + 1:,} of the input is "
-                f"damaged; those from line {len(whole) + 1:,} on are computed again."
-            )
-        self.num_done = self.num_written = len(whole)
-        self.notes = [line.note for line in whole]
-        self._done_keys = [line.keys for line in whole]
-        if whole:
-            self._end = whole[-1].end
-        os.ftruncate(self._part, self._end)
-        os.lseek(self._part, 0, os.SEEK_END)
-        os.ftruncate(self._record, whole[-1].record_end if whole else head.record_end)
-        os.lseek(self._record, 0, os.SEEK_END)
-
-    def _is_sound(self, line: "_Line") -> bool:
-        """Return whether a record of the output and its line are as they were written.
-
-        A crash of the machine may leave zeros in their place.
-        """
-        os.lseek(self._part, line.begin, os.SEEK_SET)
-        content = os.read(self._part, line.end - line.begin)
-        return (
-            _record_checksum(content, line.end, line.keys, line.note) == line.checksum
-        )
-
-    def reading(
-        self, items: Iterable[Item], text: Callable[[Item], str] = str
-    ) -> Iterator[Item]:
-        number, keys = len(self._keys), deque[str]()
-        self._keys.append(keys)
-        return self._read(iter(items), text, number, keys)
-
-    def _read(
-        self,
-        items: Iterator[Item],
-        text: Callable[[Item], str],
-        number: int,
-        keys: deque[str],
-    ) -> Iterator[Item]:
-        for place, done in enumerate(self._done_keys, start=1):
-            item = next(items, None)
-            if item is None or number >= len(done) or _key(text(item)) != done[number]:
-                raise _OtherInputError(
-                    f"{self.path}: line {place} of the input has changed since the "
-                    "output was begun; give the same input, or start over with --force."
-                )
-        for item in items:
-            keys.append(_key(text(item)))
-            yield item
-
-    def write(self, record: str, note: Any = None) -> None:
-        content = record.encode("utf-8")
-        write_all(self._part, content)
-        self._end += len(content)
-        keys = [each.popleft() for each in self._keys]
-        checksum = _record_checksum(content, self._end, keys, note)
-        write_all(self._record, _json_line([self._end, keys, note, checksum]))
-        self.num_written += 1
-
-    def write_end(self, text: str) -> None:
-        write_all(self._part, text.encode("utf-8"))
-
-    def finish(self, output: Path, *, overwrite: bool) -> None:
-        """Rename the complete file to the output's name.
-
-        Raises `ConfigError`, and keeps the file, if another command has written the
-        output meanwhile and it must not be overwritten.
-        """
-        os.fsync(self._part)
-        try:
-            require_unwritten(output, overwrite=overwrite)
-        except OverwriteError as error:
-            kept = (
-                f"The complete output is in {self.path}: rename it, or give the same "
-                "command with --resume --force."
-            )
-            raise OverwriteError(f"{error} {kept}") from None
-        self.path.replace(output)
-        _beside(output, RECORD).unlink()
-
-    def cut_short(self) -> bool:
-        """Cut off a partial record; return whether any whole records are left."""
-        os.ftruncate(self._part, self._end)
-        return self.num_written > 0
-
-
-@contextmanager
-def _keeping(part: _Part, output: Path) -> Iterator[None]:
-    """Keep whole records when writing ends early, and print a message."""
-    try:
-        yield
-    except BaseException as error:
-        if not part.cut_short():
-            raise
-        kept = (
-            f"The results of {counted(part.num_written, 'line')} of the input are kept "
-            f"in {part.path}: the same command with --resume continues."
-        )
-        match error:
-            case KeyboardInterrupt():
-                raise OutputKeptError(f"Interrupted. {kept}") from None
-            case SystemExit():
-                print_message(f"transduce: {kept}")
-            case _OtherInputError():
-                raise
-            case TransduceError():
-                raise type(error)(f"{error} {kept}") from None
-            case OSError():
-                raise DataError(
-                    f"{output}: cannot be written ({error.strerror}). {kept}"
-                ) from None
-        raise
-
-
-class OutputKeptError(TransduceError):
-    """A command was interrupted, and --resume can continue its output."""
-
-
-class _OtherInputError(DataError):
-    """A command resumes an output with a different input."""
-
-
-def _remove_empty(path: Path, record: Path, descriptor: int) -> None:
-    """Remove a partial output without any record, unless another command writes it."""
-    with suppress(ConfigError, FileNotFoundError):
-        lock_file(descriptor, ConfigError("Another command is writing this file."))
-        status = os.fstat(descriptor)
-        if status.st_size == 0 and os.path.samestat(status, path.stat()):
-            path.unlink()
-            record.unlink()
-
-
-def _beside(output: Path, suffix: str) -> Path:
-    return output.with_name(output.name + suffix)
-
-
-def _json_line(content: Any) -> bytes:
-    return f"{json.dumps(content)}\n".encode("ascii")
-
-
-def _key(text: str) -> str:
-    return _checksum(text.encode("utf-8", "surrogatepass"))
-
-
-def _record_checksum(content: bytes, end: int, keys: Sequence[str], note: Any) -> str:
-    """Return a checksum of a record and of the values of its line."""
-    return _checksum(content + _json_line([end, list(keys), note]))
-
-
-def _checksum(content: bytes) -> str:
-    return blake2b(content, digest_size=KEY_BYTES).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """Line of the record file about one record of the output."""
-
-    begin: int
-    """Offset of the record in the output, where the one before ends."""
-    end: int
-    keys: tuple[str, ...]
-    note: Any
-    checksum: str
-    """Checksum of the record, `end`, `keys` and `note`."""
-    record_end: int
-    """Offset of the line's own end in the record file."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """First line of the record file, about the whole output."""
-
-    origin: Origin
-    """Models and options of the command that began the output."""
-    record_end: int
-    """Offset of the line's end in the record file."""
-
-
-def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
-    """Read a record file up to its last whole line; `DataError` for a damaged head."""
-    head, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
-    try:
-        origin = json.loads(head)
-    except (ValueError, RecursionError):
-        origin = None
-    if not isinstance(origin, dict) or not head.endswith(b"\n"):
-        raise DataError(
-            f"{path}: the record of {path.with_suffix('').name} is missing or damaged; "
-            "start over with --force."
-        )
-    lines: list[_Line] = []
-    place, end = len(head), 0
-    for line in rest:
-        place += len(line)
-        found = _line(line, end, place)
-        if found is None:
-            break
-        lines.append(found)
-        end = found.end
-    return _Head(origin, len(head)), lines
-
-
-def _line(text: bytes, begin: int, place: int) -> _Line | None:
-    """Read a line about a record that begins at an offset; None if it is damaged."""
-    try:
-        end, keys, note, checksum = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return None
-    if type(end) is not int or end < begin or not isinstance(keys, list):
-        return None
-    if not text.endswith(b"\n"):
-        return None
-    return _Line(begin, end, tuple(map(str, keys)), note, str(checksum), place)
-
-
-def _require_same(path: Path, recorded: Origin, origin: Origin) -> None:
-    """Raise `ConfigError` if a part was begun with other models or options."""
-    then, now = flattened(recorded), flattened(json.loads(json.dumps(origin)))
-    # A model's checksum includes its shortlist, which is the plainer reason.
-    for name in sorted({*then, *now}, key=lambda name: (name == "models", name)):
-        if then.get(name) != now.get(name):
-            raise ConfigError(
-                f"{path}: cannot be resumed, as {name} was {then.get(name)!r} and is "
-                f"now {now.get(name)!r}; give the same models, options and version of "
-                "transduce, or start over with --force."
-            )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLines:
     """Lines to translate, and how they are grouped."""
@@ -575,8 +109,7 @@ class SourceLines:
 
 
 def source_lines(input: Path | None) -> SourceLines:
-    """Return the lines of a file or of standard input; `DataError` if that is
-    closed."""
+    """Return the lines of a file or of standard input; `DataError` if it is closed."""
     if input is None or input == STANDARD_INPUT:
         standard_input("--input FILE")  # refuse a closed one before a model is loaded
         lines = read_text([STANDARD_INPUT])
@@ -653,7 +186,7 @@ def search_of(own: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
     without effect. Raises `ConfigError` if options contradict each other.
     """
     config, dropped = own.changed(options)
-    for each in (*dropped, *_pointless(config, options)):
+    for each in (*dropped, *_without_effect(config, options)):
         warn(each)
     return config
 
@@ -676,19 +209,18 @@ def shortlist_origin(config: SearchConfig, shortlist: Shortlist | None) -> Origi
     return {"shortlist": shortlist.digest()}
 
 
-def _pointless(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
-    """List warnings about options that do not change the result of a search."""
-    said = []
+def _without_effect(config: SearchConfig, options: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each option that does not change the result of a search."""
     if config.beam_size == 1:
-        said = [
+        return [
             f"{option_name(name)} changes only the scores, not the translations, of a "
             "greedy search (beam size 1)."
             for name in ("length_penalty", "penalty")
             if options.get(name) is not None
         ]
-    elif options.get("penalty") is not None and config.length_penalty == 0:
-        said = ["--penalty changes nothing where the length penalty is 0."]
-    return said
+    if options.get("penalty") is not None and config.length_penalty == 0:
+        return ["--penalty changes nothing where the length penalty is 0."]
+    return []
 
 
 def require_no_search(options: Mapping[str, Any], needed: str) -> None:

@@ -9,14 +9,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from transduce.cli.files import STANDARD_OUTPUT, Files, Force, require_new, writer
-from transduce.cli.lines import (
-    Destination,
-    Origin,
-    Resume,
-    decoding_of,
-    search_of,
-    source_lines,
-)
+from transduce.cli.lines import decoding_of, search_of, source_lines
+from transduce.cli.resumable_output import Destination, Origin, Resume
 from transduce.cli.terminal import counted_lines, warn
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse

@@ -9,15 +9,12 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
-    Destination,
-    Origin,
     OutputFormat,
-    RecordOutput,
-    Resume,
     source_lines,
     warn_of_other_language,
     write_translations,
 )
+from transduce.cli.resumable_output import Destination, Origin, RecordOutput, Resume
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load

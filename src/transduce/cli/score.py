@@ -9,14 +9,12 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
-    Destination,
-    Origin,
-    Resume,
     decoding_of,
     into_language_of,
     tags_of,
     warn_of_other_languages,
 )
+from transduce.cli.resumable_output import Destination, Origin, Resume
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import counted

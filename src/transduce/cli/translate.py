@@ -9,11 +9,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files, Force
 from transduce.cli.lines import (
-    Destination,
-    Origin,
     OutputFormat,
-    RecordOutput,
-    Resume,
     require_shortlist,
     search_of,
     shortlist_origin,
@@ -21,6 +17,7 @@ from transduce.cli.lines import (
     warn_of_other_language,
     write_translations,
 )
+from transduce.cli.resumable_output import Destination, Origin, RecordOutput, Resume
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load
