@@ -168,7 +168,7 @@ def unknown_name(
 
 
 def neither_or_both(*, are_given: bool) -> str:
-    """Return the end of a sentence about two alternatives of which one is needed."""
+    """Return the end of a message that exactly one of two options must be given."""
     return "both are; leave one out." if are_given else "neither is; add one."
 
 

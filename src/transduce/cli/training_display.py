@@ -182,7 +182,7 @@ class TrainingDisplay(ProgressDisplay):
 
 
 def _first_corpus(corpus: PreparedCorpus) -> str:
-    """Name the corpus out of which the dev corpus is held."""
+    """Name the corpus whose pairs are held out as the dev corpus."""
     first = next(iter(corpus.corpora), None)
     return "training corpus" if first is None else f"corpus {first}"
 

@@ -49,7 +49,7 @@ MAX_DIGITS = 18
 SIZE = rf"\d{{1,{MAX_DIGITS}}}"
 MAY_PASS = {HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS}
 SERVER_FAULT = 500
-"""HTTP status from which on an error may be temporary."""
+"""Lowest HTTP status of the server's own errors, which may be temporary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

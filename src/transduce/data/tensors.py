@@ -141,7 +141,7 @@ class PackedBatch:
     def padded_to_bucket(self) -> "PackedBatch":
         """Add padding up to one of a few shapes, as a CUDA graph has a fixed one.
 
-        The padding forms sentences behind the others, of which some are empty.
+        The padding forms sentences after the others; some of them are empty.
         """
         longest = rounded_up(max(self.source.longest, self.target.longest, SHORTEST))
         source = self.source.padded_to_bucket(SOURCE_BUCKETS, longest)

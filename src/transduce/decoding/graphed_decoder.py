@@ -128,8 +128,8 @@ class Recorder(Protocol):
 MIN_POSITIONS, MIN_SLOTS, MIN_TOKENS = 32, 64, 512
 """Smallest size of a step in positions of the source, in slots and in tokens."""
 MAX_ENLARGED = 32_768
-"""Largest number of positions, or slots, of all sentences to which a size is enlarged:
-many short sentences must not take much more memory than they need."""
+"""Largest number of positions, or slots, of all sentences together that a small size is
+rounded up to: many short sentences must not take much more memory than they need."""
 
 
 def _rounded_up(number: int, least: int = 1) -> int:
@@ -230,7 +230,7 @@ class StaticStep:
         """Continue hypotheses by a token each, and return the logits of the next.
 
         `parents` are numbers of hypotheses in their groups. Returns logits for all
-        sentences, of which the last ones may be padding.
+        sentences; the last ones may be padding.
         """
         self._host_inputs[0] = first_slot
         ids, rows = self._host_inputs[1:].reshape(

@@ -442,7 +442,7 @@ NUMBERS = {
 OPTIONAL_NUMBERS = {"loss", "perplexity", "max_positions", "reward_positions"}
 """Values that must be numbers, or null if infinite or unbounded."""
 LARGEST = 1e100
-"""Magnitude from which on a number in the log counts as damaged."""
+"""Least magnitude of a number in the log that counts as damaged."""
 
 Entry = dict[str, Any]
 """Log entry: its `kind`, its `step`, and values that depend on the kind."""

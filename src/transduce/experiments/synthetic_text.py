@@ -118,7 +118,7 @@ class InputFigures:
 
 @dataclass(slots=True, kw_only=True)
 class InputText:
-    """Text files, plain or gzip, of which every different line is translated once.
+    """Text files, plain or gzip, whose different lines are translated once each.
 
     Reading takes about 100 bytes of memory for each different line.
     """

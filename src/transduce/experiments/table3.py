@@ -491,7 +491,7 @@ def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> Ro
 
 
 LARGE = 0.7
-"""Difference in BLEU from which on a row of the paper clearly differs from base: about
+"""Least difference in BLEU of a row that clearly differs from base in the paper: about
 2.5 times the variation between checkpoints of one training."""
 
 PROTOCOL = (

@@ -352,7 +352,7 @@ class AdmissionConfig:
     """Limits on requests, and accepted API keys."""
 
     api_keys: tuple[str, ...] = ()
-    """Accepted keys, of which a request must have one; empty to accept all requests."""
+    """Accepted keys; a request must have one of them. Empty to accept all requests."""
     requests_per_minute: int | None = None
     """Limit for each key or, without keys, for each address."""
     max_characters: int = 10_000

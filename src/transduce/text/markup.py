@@ -473,7 +473,7 @@ def _plain_pieces(html: str, start: int, end: int) -> Iterator[Piece]:
 
 
 SPACES = " \t\n\f\r"
-"""White space of HTML, of which a browser shows a run as one space."""
+"""White space of HTML; a browser shows a run of it as one space."""
 WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[^{SPACES}]+")
 MARK = re.compile(r"[^\w\s]")
 MAX_TAGS = 128

@@ -127,7 +127,7 @@ MAX_TOKENIZER_BYTES = 2**28
 
 
 LONG_LINE = 1_000
-"""Number of characters from which a text is searched for long runs of marks."""
+"""Least number of characters of a text that is searched for long runs of marks."""
 LONG_RUN = re.compile(r"[^\w\x00-\x7f]{100,}")
 """Characters among which all combining marks are."""
 

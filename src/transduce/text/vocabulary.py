@@ -45,8 +45,8 @@ class TokenizerConfig:
     """Settings of learning a vocabulary (section 5.1)."""
 
     kind: TokenizerKind = "bpe"
-    """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), words, of which
-    the rare ones are unknown, or single characters."""
+    """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), words, the rare
+    ones unknown, or single characters."""
     vocab_size: int = 37_000
     """Maximum size of the vocabulary, including special tokens and bytes; small corpora
     give fewer."""
