@@ -27,6 +27,7 @@ from transduce.metrics.scores import (
     choose_tokenization,
     corpus_bleu,
     corpus_chrf,
+    language_for_paper_bleu,
     paper_bleu,
     tokenized_bleu,
 )
@@ -36,13 +37,7 @@ from transduce.text.corpus import (
     require_one_standard_input,
     require_text,
 )
-from transduce.text.languages import (
-    LanguagesConfig,
-    base,
-    detect_by_script,
-    guess_all,
-    is_unspaced,
-)
+from transduce.text.languages import LanguagesConfig, guess_all
 
 
 def evaluate(
@@ -245,18 +240,14 @@ def score_hypotheses(
     language: str | None,
     tokenization: Tokenization,
 ) -> list[BleuScore | ChrfScore]:
-    """sacreBLEU, the paper's BLEU (for languages with spaces) and chrF.
-
-    An unknown language counts as German, as in the paper.
-    """
-    language = language or detect_by_script(chain(*references)) or "de"
+    """Return sacreBLEU, the paper's BLEU (for languages with spaces) and chrF."""
     first, *others = references
     scores: list[BleuScore | ChrfScore] = [
         corpus_bleu(
             hypotheses, first, more_references=others, tokenization=tokenization
         )
     ]
-    if not is_unspaced(language):
-        tag = base(language)
-        scores.append(paper_bleu(hypotheses, first, tag, more_references=others))
+    moses = language_for_paper_bleu(language, chain(*references))
+    if moses is not None:
+        scores.append(paper_bleu(hypotheses, first, moses, more_references=others))
     return [*scores, corpus_chrf(hypotheses, first, more_references=others)]
