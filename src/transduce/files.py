@@ -26,6 +26,8 @@ from transduce.errors import (
 
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
+MAX_REASON = 200
+"""Largest number of characters of an error's message within another."""
 
 MADE_BY = ".made-by"
 """File of an output folder that names the command that wrote it."""
@@ -52,14 +54,14 @@ REMEDIES = {
 SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
 
-def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from an untrusted file.
 
     Raises `CheckpointError` if the file is missing, damaged or too large, and
     `AccessError` if it cannot be opened.
     """
     try:
-        content = parse_json(read_bounded(path, max_bytes))
+        content = parse_json(read_bounded(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the file is missing or damaged ({reason(error)}); use another "
@@ -182,11 +184,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def reason(error: BaseException, max_length: int = 200) -> str:
-    """Format an error's message in one line, truncated to `max_length` characters."""
+def reason(error: BaseException) -> str:
+    """Format an error's message in one line, truncated to `MAX_REASON` characters."""
     words = " ".join(str(error).split())
     words = words.encode("utf-8", "backslashreplace").decode("utf-8")
-    return words if len(words) <= max_length else f"{words[:max_length]}..."
+    return words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]}..."
 
 
 def require_new_folder(out: Path, *, overwrite: bool, made_by: str) -> None:

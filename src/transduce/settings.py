@@ -55,9 +55,7 @@ def shown_json(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def require_between(
-    key: str, value: float | None, least: float, most: float, unit: str = ""
-) -> None:
+def require_between(key: str, value: float | None, least: float, most: float) -> None:
     """Raise `ConfigError` if a setting is out of bounds; None is always allowed."""
     try:
         if value is None or least <= value <= most:
@@ -65,7 +63,7 @@ def require_between(
     except TypeError:
         raise ConfigError(f"`{key}` must be a number, but is {shown(value)}.") from None
     bound, name = (most, "at most") if value > most else (least, "at least")
-    raise ConfigError(f"`{key}` must be {name} {bound:,}{unit}, but is {shown(value)}.")
+    raise ConfigError(f"`{key}` must be {name} {bound:,}, but is {shown(value)}.")
 
 
 def require_one_of(key: str, value: object, literal: object) -> None:

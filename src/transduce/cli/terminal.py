@@ -42,6 +42,12 @@ NARROWEST, USUAL, WIDEST = 20, 80, 1_000
 fills the memory at a billion."""
 BAR_WIDTH, SHORT_BAR_WIDTH = 10, 4
 """Width of the progress bar in columns: minimum, and on a narrow terminal."""
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""Control characters, which a terminal would obey."""
+OUTPUT_LOST = 2
+"""Exit code if output could not be written."""
+OUTPUT_DESCRIPTOR, ERROR_DESCRIPTOR = 1, 2
+"""File descriptors of the standard streams."""
 
 
 class BoundedConsole(Console):
@@ -228,30 +234,18 @@ class ProgressDisplay:
             self.console.print(f"{what}: {'  '.join(figures)}")
 
 
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-"""Control characters, which a terminal would obey."""
-
-
-OUTPUT_LOST = 2
-"""Exit code if output could not be written."""
-
-
-OUTPUT_DESCRIPTOR, ERROR_DESCRIPTOR = 1, 2
-"""File descriptors of the standard streams."""
-
-
 def open_closed_streams() -> bool:
-    """Open closed standard streams on the null device; return whether output was
-    closed.
+    """Open closed standard streams on the null device.
 
     Python sets a closed stream to None. The next opened file would get the stream's
-    descriptor, and libraries would write into it.
+    descriptor, and libraries would write into it. Returns whether standard output was
+    closed.
     """
     is_closed = sys.stdout is None
     if sys.stderr is None:
-        sys.stderr = _nowhere(ERROR_DESCRIPTOR)
+        sys.stderr = _null_stream(ERROR_DESCRIPTOR)
     if is_closed:
-        sys.stdout = _nowhere(OUTPUT_DESCRIPTOR)
+        sys.stdout = _null_stream(OUTPUT_DESCRIPTOR)
     return is_closed
 
 
@@ -272,17 +266,18 @@ def escape_output() -> None:
         output.reconfigure(errors="backslashreplace")
 
 
-def _nowhere(descriptor: int) -> TextIO:
+def _null_stream(descriptor: int) -> TextIO:
+    """Return a stream that writes to the null device by this file descriptor."""
     _discard(descriptor)
     return open(descriptor, "w", encoding="utf-8", closefd=False)
 
 
 def _discard(descriptor: int) -> None:
     """Redirect a file descriptor to the null device."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    if nowhere != descriptor:
-        os.dup2(nowhere, descriptor)
-        os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 @contextmanager

@@ -169,11 +169,7 @@ class EncodedPairs:
 
 
 def likeliest_targets(
-    pairs: EncodedPairs,
-    best: int,
-    *,
-    iterations: int = ITERATIONS,
-    num_threads: int = 1,
+    pairs: EncodedPairs, best: int, *, num_threads: int = 1
 ) -> TranslationTable:
     """Learn the `best` likeliest targets of each source id, as `ibm_model_1` does.
 
@@ -183,7 +179,7 @@ def likeliest_targets(
     """
     native = library()
     if native is None:
-        return _likeliest(ibm_model_1(pairs, iterations), best)
+        return _likeliest(ibm_model_1(pairs), best)
     source_vocab = int(pairs.sources.max(initial=0)) + 1
     target_vocab = int(pairs.targets.max(initial=0)) + 1
     best = min(best, target_vocab)
@@ -211,7 +207,7 @@ def likeliest_targets(
         check(
             native.td_learn_lexicon(
                 query,
-                iterations,
+                ITERATIONS,
                 best,
                 num_threads,
                 pointer(tokens, "int32_t *"),
