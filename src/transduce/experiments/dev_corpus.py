@@ -8,11 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from transduce.checkpoint import (
-    Checkpoint,
-    save_model,
-    with_search_and_shortlist_of,
-)
+from transduce.checkpoint import Checkpoint, save_model, with_search_and_shortlist_of
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
@@ -21,7 +17,7 @@ from transduce.decoding.translator import Translator
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import dev_languages
-from transduce.experiments.run_folder import LENGTHENED, RunFolder
+from transduce.experiments.run_folder import LENGTHENED, Entry, RunFolder
 from transduce.files import reason, require_file
 from transduce.metrics.scores import (
     choose_tokenization,
@@ -138,10 +134,10 @@ class DevScore:
 class DevHistory:
     """Dev scores of a run's checkpoints so far, as log entries."""
 
-    entries: list[dict[str, Any]]
+    entries: list[Entry]
     best_by: BestBy
 
-    def is_best(self, entry: dict[str, Any]) -> bool:
+    def is_best(self, entry: Entry) -> bool:
         """Whether a new entry beats all earlier ones."""
         metric = self._metric([*self.entries, entry])
         return all(_rank(entry, metric) > _rank(each, metric) for each in self.entries)
@@ -173,16 +169,16 @@ class DevHistory:
             best = max(best, score)
         return len(self.entries) - 1 - last_gain if self.entries else 0
 
-    def beats(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def beats(self, one: Entry, other: Entry) -> bool:
         """Whether the first entry is better than the other."""
         metric = self._metric([*self.entries, one, other])
         return _rank(one, metric) > _rank(other, metric)
 
-    def ranks_by_loss(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def ranks_by_loss(self, one: Entry, other: Entry) -> bool:
         """Whether the loss alone ranks the two entries, and no score."""
         return self._metric([*self.entries, one, other]) == "loss"
 
-    def beats_clearly(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def beats_clearly(self, one: Entry, other: Entry) -> bool:
         """Whether the first entry, the best of many, is also clearly better by loss.
 
         The best of many scores is partly luck: such a checkpoint can be ahead of an
@@ -192,18 +188,18 @@ class DevHistory:
         is_lower = _number(one["loss"]) < _number(other["loss"]) - LOSS_TOLERANCE
         return is_lower and self.beats_by_score(one, other)
 
-    def beats_by_score(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def beats_by_score(self, one: Entry, other: Entry) -> bool:
         """Whether the first entry has a better score, whatever its loss."""
         return self.beats(one, other) and not self._are_tied(one, other)
 
-    def _are_tied(self, one: dict[str, Any], other: dict[str, Any]) -> bool:
+    def _are_tied(self, one: Entry, other: Entry) -> bool:
         """Whether only the loss distinguishes the two, though it is not `best_by`."""
         metric = self._metric([*self.entries, one, other])
         if metric == "loss":
             return self.best_by == "auto"
         return _rank(one, metric)[0] == _rank(other, metric)[0]
 
-    def _metric(self, entries: Sequence[dict[str, Any]]) -> str:
+    def _metric(self, entries: Sequence[Entry]) -> str:
         """Name of the metric that ranks these entries."""
         if self.best_by != "auto":
             return self.best_by
@@ -215,7 +211,7 @@ class DevHistory:
         return "chrf" if chrf > UNRELATED_CHRF else "loss"
 
 
-def _has_enough_matches(entry: dict[str, Any]) -> bool:
+def _has_enough_matches(entry: Entry) -> bool:
     """Whether enough 4-grams match for BLEU to compare checkpoints.
 
     Logs of older versions do not count the matches; any BLEU above 0 is enough.
@@ -224,7 +220,7 @@ def _has_enough_matches(entry: dict[str, Any]) -> bool:
     return entry.get("bleu", 0.0) > 0 if matched is None else matched >= ENOUGH_4_GRAMS
 
 
-def _rank(entry: dict[str, Any], metric: str) -> tuple[float, float]:
+def _rank(entry: Entry, metric: str) -> tuple[float, float]:
     """Sort key of a log entry, greater is better: the score, then the negative loss."""
     loss = _number(entry["loss"])
     return -loss if metric == "loss" else entry.get(metric, 0.0), -loss
@@ -488,5 +484,5 @@ class DevScoring:
             best_by=training.best_by,
         )
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def _entries(self) -> list[Entry]:
         return self._folder.log.entries("dev", "loss")

@@ -716,8 +716,8 @@ class _RunTraining:
             trainer.restore(state)
             trainer.lower_learning_rate(DIVERGED_RATE_FACTOR)
             self._warn(
-                f"{diverged} Going back to step {trainer.progress.step:,}, and on at "
-                f"{DIVERGED_RATE_FACTOR} times the learning rate."
+                f"{diverged} Going back to step {trainer.progress.step:,}, and "
+                f"continuing at {DIVERGED_RATE_FACTOR} times the learning rate."
             )
             if self._processes.is_first:
                 self._folder.log.append(

@@ -28,7 +28,13 @@ import torch
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import CheckpointError, ConfigError, TransduceError
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_folder import LOG, RUN_CONFIG, WENT_BACK, RunFolder
+from transduce.experiments.run_folder import (
+    LOG,
+    RUN_CONFIG,
+    WENT_BACK,
+    Entry,
+    RunFolder,
+)
 from transduce.files import LEFTOVERS, atomic_file, path_lock, read_json
 from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
@@ -123,7 +129,7 @@ class PresetRun:
         """Whether the loss diverged, so that the run went on at a lower rate."""
         return bool(RunFolder(self.path).log.entries(WENT_BACK))
 
-    def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> dict[str, Any]:
+    def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> Entry:
         """Newest log entry of a kind.
 
         Raises `CheckpointError` if there is none, or if it lacks a needed value.

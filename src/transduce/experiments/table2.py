@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,7 @@ from transduce.errors import (
 )
 from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.presets import ADAPT, RunConfig, preset
-from transduce.experiments.run_folder import RunFolder, is_run
+from transduce.experiments.run_folder import Entry, RunFolder, is_run
 from transduce.experiments.run_processes import described_files, failed_runs
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
@@ -207,9 +206,9 @@ class LoggedRun:
 
     path: Path
     config: RunConfig
-    updates: list[dict[str, Any]]
+    updates: list[Entry]
     """Log entries of updates; at least one."""
-    starts: list[dict[str, Any]]
+    starts: list[Entry]
     """Log entries of the run's starts."""
 
 

@@ -40,7 +40,7 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import CheckpointError, ConfigError, DataError, unknown_name
 from transduce.experiments.environment import recorded_environment
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
-from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.experiments.run_folder import Entry, RunFolder, settings_of
 from transduce.experiments.run_processes import (
     LOGS,
     RUNS,
@@ -561,7 +561,7 @@ class LoggedCost:
     """Mean time of the logged updates, times the number of all."""
 
 
-def logged_updates(run: RunFolder) -> list[dict[str, Any]]:
+def logged_updates(run: RunFolder) -> list[Entry]:
     """Log entries of a run's updates; `DataError` if there are none."""
     if not (updates := run.log.entries("step", "seconds", "flops")):
         raise DataError(f"{run.path}: must have a log of its updates, but has none.")

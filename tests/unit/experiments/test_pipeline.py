@@ -444,8 +444,8 @@ def test_a_diverged_run_restarts_from_a_checkpoint_at_a_lower_rate(
     assert notes.steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 9, 10, 11, 12]
     assert notes.returns == [4]
     assert notes.warnings[0] == (
-        "The loss must be a number, but is nan at step 7. Going back to step 4, and on "
-        "at 0.5 times the learning rate."
+        "The loss must be a number, but is nan at step 7. Going back to step 4, and "
+        "continuing at 0.5 times the learning rate."
     )
     [logged] = [e for e in RunFolder(out).log.read() if e["step"] == 10]
     assert logged["learning_rate"] == pytest.approx(
