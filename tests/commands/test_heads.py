@@ -115,3 +115,21 @@ def test_a_model_of_other_languages_than_the_built_in_ones_needs_text(
     refusal = refuses("heads", tmp_path / "model", "--out", tmp_path / "heads")
     assert "but the model translates French into Spanish; give source and" in refusal
     assert not (tmp_path / "heads").exists()
+
+
+def test_an_interrupted_survey_says_that_it_starts_anew(
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    model: Path,
+    tmp_path: Path,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transduce.cli.heads.survey_heads", interrupt)
+    out = tmp_path / "heads"
+    assert refuses("heads", model, "--out", out, "--sentences", 2) == (
+        f"Interrupted. Nothing was written to {out}: the same command starts from the "
+        "beginning."
+    )
+    assert not out.exists()

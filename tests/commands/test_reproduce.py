@@ -354,6 +354,36 @@ def test_an_interrupted_reproduction_says_how_it_continues(
     assert found == {"logs", "runs", "scaling.json"}
 
 
+OF_WSJ = ("--wsj-only", "gold", "own", "--treebank", "WSJ", "--split", "23")
+
+
+@pytest.mark.parametrize(
+    ("function", "command"),
+    [
+        ("measure_table1", ("table1",)),
+        ("place_runs", ("table2",)),
+        ("our_rows", ("table4", *OF_WSJ)),
+    ],
+)
+def test_an_interrupted_report_says_that_its_work_starts_anew(
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    function: str,
+    command: tuple[str, ...],
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(f"transduce.cli.reproduce.{function}", interrupt)
+    assert refuses("reproduce", *command, "--out", "report") == (
+        "Interrupted. Nothing was written to report: the same command starts from the "
+        "beginning."
+    )
+    assert not Path("report").exists()
+
+
 def test_scaling_is_measured_trained_and_written(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],

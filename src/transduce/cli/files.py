@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 from cyclopts import Parameter
 
 from transduce.cli.terminal import OUTPUT_DESCRIPTOR, plain_console, table_console
-from transduce.errors import OVERWRITE, ConfigError, DataError
+from transduce.errors import OVERWRITE, ConfigError, DataError, TransduceError
 from transduce.files import (
     atomic_directory,
     atomic_file,
@@ -133,6 +133,22 @@ def _is_same(one: Path, other: Path) -> bool:
     if one.exists() and other.exists():
         return one.samefile(other) and one.is_file()
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+class ReportInterruptedError(TransduceError):
+    """The work for a report was stopped by the user before the report was written."""
+
+
+@contextmanager
+def lost_if_interrupted(out: Path) -> Iterator[None]:
+    """Report at Ctrl-C that the work for the report in a folder starts anew."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise ReportInterruptedError(
+            f"Interrupted. Nothing was written to {out}: the same command starts from "
+            "the beginning."
+        ) from None
 
 
 def finish_report(

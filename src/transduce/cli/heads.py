@@ -12,7 +12,7 @@ from transduce.analysis.grammar_heads import (
 )
 from transduce.analysis.heads import survey_heads, tree_pairs
 from transduce.analysis.heads_report import as_report
-from transduce.cli.files import Files, Force, finish_report
+from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
 from transduce.cli.lines import into_language_of, warn_of_other_languages
 from transduce.cli.options import require_both
 from transduce.cli.terminal import error_console
@@ -79,7 +79,7 @@ def heads(
         translator = into_language_of(translator, model, target)
         warn_of_other_languages(translator, model, source, target, is_chosen=False)
     annotated = None
-    with error_console().status("Reading...") as status:
+    with lost_if_interrupted(out), error_console().status("Reading...") as status:
         if translator.symbols is not None:
             _require_none(source, "parses", "--trees")
             corpus = tree_pairs(translator.symbols, _trees(trees, sentences))

@@ -23,7 +23,7 @@ from transduce.cli.experiments import (
     replace_report,
     require_all_done,
 )
-from transduce.cli.files import Files, Force, finish_report
+from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
 from transduce.cli.help import option_name
 from transduce.cli.options import Assignments, changed_by_options, require_distinct
 from transduce.cli.table2 import (
@@ -104,7 +104,7 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
     require_new_folder(out, overwrite=force, made_by="reproduce table1")
     keep_freed_memory()  # otherwise each turn would measure page faults as well
     machine = describe_machine(("torch", "numpy"), torch.device("cpu"))
-    with error_console().status("Starting...") as status:
+    with lost_if_interrupted(out), error_console().status("Starting...") as status:
         table = measure_table1(
             machine=str(replace(machine, num_threads=1)),
             load=os.getloadavg()[0],
@@ -267,15 +267,16 @@ def table2(
     require_distinct("--presets", presets)
     named = LanguagesConfig(target=language).target or guess_all(reference)
     require_new_folder(out, overwrite=force, made_by="reproduce table2")
-    table = place_runs(
-        runs,
-        (source, reference),
-        Target(language=named, tokenize=tokenize),
-        presets,
-        MachineOptions(
-            hardware=hardware, tflops=tflops, num_devices=devices, device=device
-        ),
-    )
+    with lost_if_interrupted(out):
+        table = place_runs(
+            runs,
+            (source, reference),
+            Target(language=named, tokenize=tokenize),
+            presets,
+            MachineOptions(
+                hardware=hardware, tflops=tflops, num_devices=devices, device=device
+            ),
+        )
     report = table2_report(table)
     finish_report(report, asdict(table), out, "reproduce table2", overwrite=force)
 
@@ -463,9 +464,9 @@ def table4(
         "WSJ only": wsj_only,
         "semi-supervised": semi_supervised,
     }
-    ours = our_rows(
-        [(setting, *pair) for setting, pairs in given.items() for pair in pairs], device
-    )
+    chosen = [(setting, *pair) for setting, pairs in given.items() for pair in pairs]
+    with lost_if_interrupted(out):
+        ours = our_rows(chosen, device)
     table = Table4(ours=ours, treebank=treebank, split=split)
     report = table4_report(table)
     finish_report(report, asdict(table), out, "reproduce table4", overwrite=force)
