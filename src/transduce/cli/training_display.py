@@ -214,14 +214,18 @@ def _shares(shares: Mapping[str, float]) -> str:
 
 
 def _comparison(before: Sequence[DevScore], after: Sequence[DevScore]) -> Table:
-    """Table of the scores of the start and of the run's model on each dev set."""
+    """Table of the scores of the start and of the run's model on each dev set.
+
+    A change is the difference of the scores as they are shown.
+    """
     table = Table("dev set", "metric", box=None, pad_edge=False)
     for name in ("start", "model", "change"):
         table.add_column(name, justify="right")
     for old, new in zip(before, after, strict=True):
-        for metric, (one, other) in _metrics(old, new).items():
-            change = f"{other - one:+.2f}"
-            table.add_row(new.name, metric, f"{one:.2f}", f"{other:.2f}", change)
+        for metric, scores in _metrics(old, new).items():
+            one, other = (round(score, 2) for score in scores)
+            shown = (f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}")
+            table.add_row(new.name, metric, *shown)
     return table
 
 

@@ -237,6 +237,31 @@ def test_the_final_score_names_its_search(capsys, tmp_path, beam_size, search):
     assert f", by {search} search\n" in capsys.readouterr().out
 
 
+def test_a_change_is_the_difference_of_the_scores_beside_it(capsys, tmp_path):
+    def score(bleu: float, chrf: float, perplexity: float) -> DevScore:
+        quality = Quality(
+            metric="bleu", name="BLEU", score=bleu, details="", log={"chrf": chrf}
+        )
+        return DevScore(step=9, loss=1.0, perplexity=perplexity, quality=quality)
+
+    before, after = score(9.0, 95.136, 1.004), score(9.004, 84.054, math.inf)
+    display = TrainingDisplay()
+    display.started(START)
+    display.finished(
+        RunResult(
+            model=tmp_path,
+            num_averaged=1,
+            dev=after,
+            before=(before,),
+            picture=tmp_path,
+        )
+    )
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["dev", "BLEU", "9.00", "9.00", "+0.00"] in lines
+    assert ["dev", "chrF2", "95.14", "84.05", "-11.09"] in lines
+    assert ["dev", "perplexity", "1.00", "inf", "+inf"] in lines
+
+
 def test_weeks_of_training_give_a_warning(capsys):
     TrainingDisplay().started(
         replace(START, micro_batch=replace(START.micro_batch, seconds=1.0))
