@@ -77,6 +77,8 @@ def draw(chart: Chart) -> Picture:
     with matplotlib.rc_context(STYLE):
         figure = new_figure(6, 4)
         _draw_on(figure.subplots(), chart)
+        # Inside the axes the legend would cover values.
+        figure.legend(loc="outside upper left", ncols=2, frameon=False)
         return picture_of(figure, chart.name, chart.title)
 
 
@@ -107,6 +109,13 @@ def _part_of_a_page(svg: str) -> str:
     return re.sub(r' id="[\w.]+_\d+"', "", svg).rstrip()
 
 
+class _ShortNumbers(LogFormatter):
+    """Labels some values of a logarithmic axis, as 0.2 rather than 2e-01."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
 def _draw_on(axes: Axes, chart: Chart) -> None:
     for series in chart.series:
         axes.plot(
@@ -128,13 +137,12 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter("{x:g}")
         # Values within a decade have labels between the powers of ten.
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+        axes.yaxis.set_minor_formatter(_ShortNumbers(minor_thresholds=(1, 0.4)))
     if chart.scale == "log x":
         axes.set(xscale="log")
     if chart.names:
         names = [xml_text(name) for name in chart.names]
         axes.set_xticks(range(len(names)), names, rotation=90)
-    axes.legend(frameon=False)
 
 
 DEFAULT_FONT = "DejaVu Sans"
