@@ -3,8 +3,8 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,19 @@ EMULATED = (
     "The {device} has no instructions for bf16, so that PyTorch emulates it, up to "
     "forty times slower than fp32 on a CPU; choose precision fp32 for speed."
 )
+
+
+@contextmanager
+def torch_defaults() -> Iterator[None]:
+    """Compute in fp32 and with gradients inside the block, as PyTorch does unless a
+    caller has set another default dtype or has turned gradients off."""
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

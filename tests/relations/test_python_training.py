@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,29 @@ def test_python_trains_the_same_weights_as_the_command(train, corpus_files, tmp_
     ours = load_model(tmp_path / "run" / "averaged").weights
     theirs = load_model(tmp_path / "other" / "averaged").weights
     assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+@pytest.fixture
+def doubles() -> Iterator[None]:
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("doubles")
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+def test_modes_of_the_caller_do_not_change_the_training(train, without):
+    with without():
+        result = train()
+        again = transduce.resume(result.model.parent, steps=7, device="cpu")
+        assert not torch.is_grad_enabled()
+    assert torch.get_default_dtype() == torch.float64
+    weights = load_model(again.model).weights
+    torch.set_default_dtype(torch.float32)
+    train("other")
+    other = transduce.resume(result.model.parent.parent / "other", steps=7)
+    expected = load_model(other.model).weights
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
 
 
 def test_the_result_can_be_loaded(train):

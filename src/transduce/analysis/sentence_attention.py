@@ -616,7 +616,8 @@ def _hypotheses(sentence: SentenceAttention) -> Section:
     return Section(
         title="Hypotheses",
         parts=(
-            "The score is the log-probability divided by the length penalty.",
+            "The score is the log-probability divided by the length penalty, plus the "
+            "coverage penalty if there is one.",
             Table(columns=(*heads, Column(name="text", is_text=True)), rows=rows),
         ),
     )

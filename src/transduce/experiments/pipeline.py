@@ -26,7 +26,7 @@ from transduce.data.augmentation import Augmentation
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
 from transduce.data.prepared_corpus import PairEncoder, PreparedCorpus
-from transduce.device import Hardware
+from transduce.device import Hardware, torch_defaults
 from transduce.errors import WEEK, CheckpointError, ConfigError, duration
 from transduce.experiments.contradictions import (
     refuse_contradictions,
@@ -531,6 +531,7 @@ class _RunTraining:
         if self._augmentation is not None:
             self._augmentation.close()
 
+    @torch_defaults()
     def train(
         self, limit: LengthLimit | None = None, new: _NewRun | None = None
     ) -> None:
