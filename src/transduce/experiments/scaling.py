@@ -340,7 +340,7 @@ def _score_parts(statistics: Sequence[ScoreStatistics]) -> Iterator[Part]:
         (
             each.kind,
             f"{each.d_k:,}",
-            f"{each.variance:.{VARIANCE_DIGITS}g}",
+            f"{each.variance:,.{VARIANCE_DIGITS}g}",
             {"scaled": "1", "unscaled": f"{each.d_k:,}"}.get(each.kind, ""),
             f"{each.entropy:.3f}",
             f"{each.largest_weight:.3f}",

@@ -272,6 +272,8 @@ LEGIBLE = 8
 """Narrowest column, in characters, unless its words are shorter."""
 GAP = 3
 """Characters between two columns."""
+EDGES = 2
+"""Characters before the first column and after the last."""
 
 
 def show(report: Report, console: Console) -> None:
@@ -291,8 +293,9 @@ def show(report: Report, console: Console) -> None:
 def _terminal_tables(table: Table, width: int) -> Iterator[RichTable | Text]:
     """Format as a table or, if the terminal is too narrow, as a list for each row."""
     words = [w for w, _ in _widths(table)]
-    if sum(min(each, LEGIBLE) for each in words) <= width - GAP * len(table.columns):
-        yield _terminal_table(table, width)
+    available = width - GAP * (len(table.columns) - 1) - EDGES
+    if sum(min(each, LEGIBLE) for each in words) <= available:
+        yield _terminal_table(table, available)
         return
     if table.title:
         yield Text(table.title, style="italic")
@@ -304,7 +307,8 @@ def _terminal_tables(table: Table, width: int) -> Iterator[RichTable | Text]:
         yield Text()
 
 
-def _terminal_table(table: Table, width: int) -> RichTable:
+def _terminal_table(table: Table, available: int) -> RichTable:
+    """Format as a table whose columns have at most this number of characters."""
     shown = RichTable(
         box=SIMPLE_HEAD,
         title=Text(table.title) if table.title else None,
@@ -312,7 +316,7 @@ def _terminal_table(table: Table, width: int) -> RichTable:
         title_style="italic",
         pad_edge=False,
     )
-    widths = _column_widths(table, width - GAP * len(table.columns))
+    widths = _column_widths(table, available)
     for column, column_width in zip(table.columns, widths, strict=True):
         shown.add_column(
             Text(column.name),

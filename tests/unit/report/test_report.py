@@ -269,3 +269,17 @@ def test_a_row_becomes_a_list_if_the_terminal_is_too_narrow(width: int) -> None:
     assert max(map(len, lines)) <= width
     expected = [f"{name}: {cell}" for name, cell in zip(names, row, strict=True)]
     assert lines[lines.index("Scores") + 1 :] == [*expected, "", *expected, ""]
+
+
+@pytest.mark.parametrize(
+    ("width", "head"),
+    [(25, " parameters   perplexity "), (24, " parameter   perplexit ")],
+)
+def test_a_table_breaks_no_word_if_it_is_as_wide_as_the_terminal(
+    width: int, head: str
+) -> None:
+    table = Table(columns=columns("parameters", "perplexity"), rows=(("a b", "9.9"),))
+    report = Report(title="T", sections=(Section(title="S", parts=(table,)),))
+    output = io.StringIO()
+    show(report, Console(file=output, width=width))
+    assert head in output.getvalue().splitlines()
