@@ -6,9 +6,10 @@ import pytest
 
 from transduce.decoding import native_decoder
 from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates import Excluded
 from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.native_decoder import NativeGreedySearch, NativeSearch
-from transduce.decoding.search import Decoder, Excluded, Hypothesis, Search, run_search
+from transduce.decoding.search import Decoder, Hypothesis, Search, run_search
 from transduce.native import api
 from transduce.search_config import SearchConfig
 

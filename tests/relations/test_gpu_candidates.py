@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import torch_candidates
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     CandidateQuery,
     Candidates,
     Restrictions,

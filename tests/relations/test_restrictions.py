@@ -18,17 +18,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
-from transduce.decoding import native_decoder, search
+from transduce.decoding import candidates, native_decoder
 from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.native_decoder import start_search
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     CandidateQuery,
-    Hypothesis,
     find_candidates,
     restrictions_after,
-    run_search,
 )
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.native_decoder import start_search
+from transduce.decoding.search import Hypothesis, run_search
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.errors import ConfigError
 from transduce.interop.marian_import import read_settings, read_weights
@@ -121,7 +120,7 @@ def test_all_searches_obey_restrictions_alike(
     natively = found_natively(seed, config, prefixes)
     assert natively == found_in_python(seed, config, prefixes)
     with (  # so that PyTorch finds the candidates, as on a GPU
-        mock.patch.object(search, "native_logits", return_value=None),
+        mock.patch.object(candidates, "native_logits", return_value=None),
         mock.patch.object(native_decoder, "native_logits", return_value=None),
     ):
         assert_same(found_natively(seed, config, prefixes, as_tensor=True), natively)

@@ -22,19 +22,21 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
 
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     NOT_FORCED,
     CandidateQuery,
     Candidates,
-    Coverage,
-    Decoder,
     Excluded,
-    Hypothesis,
     Restrictions,
-    Sentence,
     excluded_now,
     find_candidates,
     restrictions_after,
+)
+from transduce.decoding.search import (
+    Coverage,
+    Decoder,
+    Hypothesis,
+    Sentence,
     run_search,
 )
 from transduce.search_config import SearchConfig

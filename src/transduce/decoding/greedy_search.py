@@ -11,18 +11,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int64
 
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     NOT_FORCED,
     CandidateQuery,
-    Decoder,
     Excluded,
-    Hypothesis,
-    Sentence,
     excluded_now,
     find_candidates,
     restrictions_after,
-    run_search,
 )
+from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
 from transduce.search_config import SearchConfig
 
 

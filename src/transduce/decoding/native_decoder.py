@@ -14,22 +14,24 @@ import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
 from transduce.decoding.beam_search import ENDLESS, BeamSearch
-from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.search import (
-    AllowedTokens,
+from transduce.decoding.candidates import (
     CandidateQuery,
     Candidates,
-    Coverage,
-    Decoder,
     Excluded,
-    Hypothesis,
     Restrictions,
     RowTokens,
-    Search,
-    Sentence,
     find_candidates,
     log_likelihoods,
     native_logits,
+)
+from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.search import (
+    AllowedTokens,
+    Coverage,
+    Decoder,
+    Hypothesis,
+    Search,
+    Sentence,
 )
 from transduce.machine import num_threads
 from transduce.metrics.scores import TargetScore

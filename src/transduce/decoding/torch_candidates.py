@@ -14,15 +14,15 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, Int32, Int64, Shaped
 from torch import Tensor
 
-from transduce.decoding.search import (
+from transduce.decoding.candidates import (
     NOT_FORCED,
-    AllowedTokens,
     CandidateQuery,
     Candidates,
     ExcludedTokens,
     Restrictions,
     RowTokens,
 )
+from transduce.decoding.search import AllowedTokens
 from transduce.nn.kernels import has_triton
 from transduce.search_config import SamplingConfig
 

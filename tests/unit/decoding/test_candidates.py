@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.search import CandidateQuery, find_candidates, native_logits
+from transduce.decoding.candidates import CandidateQuery, find_candidates, native_logits
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.native import api
 
