@@ -200,3 +200,29 @@ def test_a_dev_text_that_is_cut_short_is_named(
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:num_lines]))
     message = refuses(*resume(damaged))
     assert message.startswith(f"{path.parent}: the text of the dev corpus is missing")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("tokenizer.json", "the tokenizer is missing or damaged"),
+        ("corpus/training/source.ids", "the encoded corpus is missing or damaged"),
+        ("corpus/dev/target.txt", "the text of the dev corpus is missing or damaged"),
+        ("checkpoints/*/model.safetensors", "must hold the run's newest checkpoint"),
+        ("checkpoints/*/training.json", "must hold the run's newest checkpoint"),
+    ],
+)
+def test_a_damaged_run_is_not_changed_by_a_refused_number_of_updates(
+    refuses, damaged: Path, pattern: str, said: str
+) -> None:
+    """Its average stays where programs that use it look for it."""
+    for path in damaged.glob(pattern):
+        os.truncate(path, 10)
+    before = contents(damaged)
+    assert said in refuses(*resume(damaged), "--set", "training.steps=1000")
+    assert contents(damaged) == before
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Contents of all files of a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

@@ -406,6 +406,7 @@ def resume(
         if steps is not None:
             processes.barrier()  # until all have read the record that may change
             if processes.is_first and steps != config.training.steps:
+                _require_readable(folder, config, hardware)
                 _warn_observers(observers, *lengthen(folder, config, steps))
             processes.barrier()
             folder, config = RunFolder.open(out)
@@ -413,6 +414,16 @@ def resume(
             _RunTraining(folder, config, hardware, observers, processes)
         ) as run:
             run.train()
+
+
+def _require_readable(folder: RunFolder, config: RunConfig, hardware: Hardware) -> None:
+    """Raise `CheckpointError` or `DataError` if a file that training reads is damaged.
+
+    A run that cannot continue must not be changed first.
+    """
+    run = LoadedRun.of(folder, config)
+    open_training_set(run)
+    DevScoring(folder, run.config, hardware.device)
 
 
 def _with_recorded_corpora(

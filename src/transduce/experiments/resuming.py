@@ -15,7 +15,13 @@ from transduce.checkpoint import (
     with_search_and_shortlist_of,
 )
 from transduce.data.corpus_mixture import with_absolute_files, with_target_languages
-from transduce.errors import START_FROM_RUN, CheckpointError, ConfigError, counted
+from transduce.errors import (
+    START_FROM_RUN,
+    CheckpointError,
+    ConfigError,
+    VersionError,
+    counted,
+)
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import RunFolder, settings_of
@@ -113,7 +119,8 @@ def refuse_changed_files(out: Path, files: RunFiles) -> None:
 def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
     """Record another number of updates of a run; return warnings about it.
 
-    Raises `ConfigError` if that number is impossible.
+    Raises `ConfigError` if that number is impossible, and `CheckpointError` if no
+    checkpoint can be used; the run is then as it was before.
     """
     progress, before = _newest_progress(folder), config.training
     training = _lengthened(before, steps, progress, folder.path)
@@ -163,10 +170,21 @@ def _lengthened(
 
 
 def _newest_progress(folder: RunFolder) -> Progress:
-    """Progress of the newest undamaged checkpoint; no updates if there is none."""
-    for path in newest_first(folder.path):
-        with suppress(CheckpointError):
+    """Progress of the newest undamaged checkpoint; no updates if none is saved.
+
+    Raises `CheckpointError` if all are damaged.
+    """
+    saved = newest_first(folder.path)
+    for path in saved:
+        try:
+            load_model(path)
             return load_training_state(path).progress
+        except VersionError:
+            raise
+        except CheckpointError:
+            continue
+    if saved:
+        raise folder.no_checkpoint_error()
     return Progress()
 
 

@@ -280,8 +280,12 @@ class RunFolder:
         signs = (AVERAGED, EARLIER_AVERAGES, f"{CHECKPOINTS}/{DAMAGED}*")
         if SAVED not in before and not any(any(self.path.glob(s)) for s in signs):
             return
+        raise self.no_checkpoint_error()
+
+    def no_checkpoint_error(self) -> CheckpointError:
+        """Error for a run that has no usable checkpoint to continue from."""
         remedy = START_FROM_RUN if self.last_model.is_dir() else START_OVER
-        raise CheckpointError(
+        return CheckpointError(
             f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, from "
             f"which it continues, but holds none to use; restore it, or {remedy}."
         )
