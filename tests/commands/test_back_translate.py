@@ -292,16 +292,26 @@ def test_other_settings_are_refused_and_lose_nothing(refuses, succeeds, teacher,
     succeeds(*arguments)
     kept = contents(Path("out"))
     for options, said in (
-        (("--beam-size", 2), "search.beam_size 4, but now it is 2; give the same"),
-        (("--sampling",), "sampling.number null, but now it is 1; give the same"),
-        (("--max-ratio", 2), "max_ratio 3.0, but now it is 2.0; give the same"),
-        (("--ensemble", teacher), "models ["),
+        (
+            ("--beam-size", 2),
+            "with back-translation.search.beam_size 4, but now it is 2",
+        ),
+        (
+            ("--sampling",),
+            "without back-translation.sampling.number, but now it is 1",
+        ),
+        (
+            ("--max-ratio", 2),
+            "with back-translation.max_ratio 3.0, but now it is 2.0",
+        ),
+        (("--ensemble", teacher), "with other models"),
     ):
         message = refuses(*arguments, *options)
-        assert message.startswith(f"out: was begun with back-translation.{said}")
+        assert message.startswith(f"out: was begun {said}; give the same input, ")
         assert "overwrite it with --force" in message
     mono.write_text("one\n")
-    assert refuses(*arguments).startswith("out: was begun with back-translation.input ")
+    message = refuses(*arguments)
+    assert message.startswith("out: was begun with other input; give the same input, ")
     assert contents(Path("out")) == kept
     succeeds(*arguments, "--force")
     assert Path("out/translations.jsonl").read_text().count("\n") == 1

@@ -151,7 +151,9 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
         patch.setattr(os, "write", interrupted)
         assert "2,054 lines of the input" in refuses(*arguments, "--output", OUTPUT)
     again = (*arguments, "--output", OUTPUT, "--resume")
-    assert "as models was " in refuses(*again, "--ensemble", model)
+    assert "as it was begun with other models; give the same" in refuses(
+        *again, "--ensemble", model
+    )
     succeeds(*arguments, "--output", OUTPUT, "--resume")
     assert OUTPUT.read_text() == expected
     assert len(written) == 4_111
@@ -162,9 +164,12 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
     [(0, 0), (1, 0), (0, 1), (7, 100), (1_000, 0), (0, 100)],
 )
 def test_partial_records_are_computed_again(
-    succeeds, refuses, model, stops_with, torn
+    command, succeeds, refuses, model, stops_with, torn
 ) -> None:
-    """Partial files, as after a power failure, lose their incomplete end."""
+    """Partial files, as after a power failure, lose their incomplete end.
+
+    A lost result is warned of; a torn line of the record belongs to the interruption.
+    """
     arguments = ("translate", model, "--input", LINES)
     expected = succeeds(*arguments)
     stops_with(KeyboardInterrupt())
@@ -173,7 +178,8 @@ def test_partial_records_are_computed_again(
         size = path.stat().st_size
         least = path.read_bytes().index(b"\n") + 1 if path == RECORD else 0
         os.truncate(path, max(size - number, least))
-    succeeds(*arguments, "--output", OUTPUT, "--resume")
+    resumed = command(*arguments, "--output", OUTPUT, "--resume")
+    assert ("is damaged; those from line" in resumed.err) == (torn[0] > torn[1])
     assert OUTPUT.read_text() == expected
 
 
@@ -185,6 +191,9 @@ def test_partial_records_are_computed_again(
         (PART, 1, lambda line: line[:-1] + b" "),
         (RECORD, 2, lambda line: line.replace(b'["', b'["0')),  # of the input
         (RECORD, 2, lambda line: line.replace(b"null", b"1234")),  # the note
+        (RECORD, 2, lambda line: line[:-2] + b"\n"),  # no JSON
+        (RECORD, 2, lambda line: bytes(len(line) - 1) + b"\n"),
+        (RECORD, 2, lambda line: b"[" + b"9" * 18 + line[line.index(b",") :]),
     ],
 )
 def test_results_that_were_damaged_are_computed_again(
@@ -215,8 +224,8 @@ def test_results_that_were_damaged_are_computed_again(
         (("--jsonl",), "form.jsonl was False and is now True"),
         (("--length-penalty", 0.5), "search.length_penalty was 0.6 and is now 0.5"),
         (("--prefixes", "lines"), "prefixes was False and is now True"),
-        (("--ensemble", "model"), "models was "),
-        ("another model", "models was "),
+        (("--ensemble", "model"), "as it was begun with other models; give the same"),
+        ("another model", "as it was begun with other models; give the same"),
         ("another line", "line 2 of the input has changed"),
         ("fewer lines", "line 4 of the input has changed"),
         ("another command", "command was 'translate' and is now 'sample'"),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -54,6 +55,12 @@ Item = TypeVar("Item")
 
 FORMAT = 3
 """Format of the record file; an output begun in another one is not resumed."""
+CHECKSUMS = {
+    "model": "another model",
+    "models": "other models",
+    "shortlist": "another shortlist",
+}
+"""Values of an `Origin` that are checksums, and what another checksum means."""
 PART, RECORD = ".part", ".part.record"
 STANDARD_INPUT_FILE = Path("/dev/stdin")
 """Name of the file that the shell opens as standard input, if it opens one."""
@@ -241,17 +248,13 @@ class _Part:
 
     def _resume(self, record: Path, origin: Origin, batch_items: int) -> None:
         """Read an earlier command's record, and cut off partial records."""
-        head, lines = _read_record(record)
-        _require_same_origin(self.path, head.origin, origin)
-        size = os.fstat(self._part).st_size
-        lines = [each for each in lines if each.end <= size]
-        num_sound = next(
-            (i for i, each in enumerate(lines) if not self._is_sound(each)), len(lines)
-        )
-        whole = lines[: num_sound - num_sound % batch_items]
-        if num_sound < len(lines):
+        recorded = _read_record(record)
+        _require_same_origin(self.path, recorded.origin, origin)
+        sound = list(takewhile(self._is_sound, recorded.lines))
+        whole = sound[: len(sound) - len(sound) % batch_items]
+        if len(sound) < recorded.num_lines:
             warn(
-                f"{self.path}: the result of line {num_sound + 1:,} of the input is "
+                f"{self.path}: the result of line {len(sound) + 1:,} of the input is "
                 f"damaged; those from line {len(whole) + 1:,} on are computed again."
             )
         self.num_done = self.num_written = len(whole)
@@ -261,14 +264,16 @@ class _Part:
             self._end = whole[-1].end
         os.ftruncate(self._part, self._end)
         os.lseek(self._part, 0, os.SEEK_END)
-        os.ftruncate(self._record, whole[-1].record_end if whole else head.record_end)
+        os.ftruncate(self._record, whole[-1].record_end if whole else recorded.head_end)
         os.lseek(self._record, 0, os.SEEK_END)
 
     def _is_sound(self, line: "_Line") -> bool:
         """Return whether a record of the output and its line are as they were written.
 
-        A crash of the machine may leave zeros in their place.
+        A crash of the machine may leave zeros in their place, or a shorter output.
         """
+        if line.end > os.fstat(self._part).st_size:
+            return False
         os.lseek(self._part, line.begin, os.SEEK_SET)
         content = os.read(self._part, line.end - line.begin)
         return (
@@ -418,18 +423,22 @@ class _Line:
     """Offset of the line's own end in the record file."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
-    """First line of the record file, about the whole output."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """Content of a record file."""
 
     origin: Origin
     """Models and options of the command that began the output."""
-    record_end: int
-    """Offset of the line's end in the record file."""
+    head_end: int
+    """Offset of the end of the first line, which holds the origin."""
+    lines: list[_Line]
+    """Lines about the records of the output, up to the first damaged one."""
+    num_lines: int
+    """Number of all these lines, except a last one that was cut short."""
 
 
-def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
-    """Read a record file up to its last whole line; `DataError` for a damaged head."""
+def _read_record(path: Path) -> _Record:
+    """Read a record file; `DataError` if its first line is damaged."""
     head, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
     try:
         origin = json.loads(head)
@@ -449,7 +458,8 @@ def _read_record(path: Path) -> tuple[_Head, list[_Line]]:
             break
         lines.append(found)
         end = found.end
-    return _Head(origin, len(head)), lines
+    num_lines = sum(line.endswith(b"\n") for line in rest)
+    return _Record(origin=origin, head_end=len(head), lines=lines, num_lines=num_lines)
 
 
 def _line(text: bytes, begin: int, place: int) -> _Line | None:
@@ -471,8 +481,12 @@ def _require_same_origin(path: Path, recorded: Origin, origin: Origin) -> None:
     # A model's checksum includes its shortlist, which is the plainer reason.
     for name in sorted({*then, *now}, key=lambda name: (name == "models", name)):
         if then.get(name) != now.get(name):
+            reason = (
+                f"it was begun with {CHECKSUMS[name]}"
+                if name in CHECKSUMS
+                else f"{name} was {then.get(name)!r} and is now {now.get(name)!r}"
+            )
             raise ConfigError(
-                f"{path}: cannot be resumed, as {name} was {then.get(name)!r} and is "
-                f"now {now.get(name)!r}; give the same models, options and version of "
-                "transduce, or start over with --force."
+                f"{path}: cannot be resumed, as {reason}; give the same models, "
+                "options and version of transduce, or start over with --force."
             )

@@ -7,6 +7,7 @@ have written: random numbers depend on a line's number alone.
 
 import json
 import os
+import warnings
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -43,6 +44,7 @@ from transduce.errors import (
     ConfigError,
     DataError,
     OverwriteError,
+    TransduceWarning,
 )
 from transduce.files import (
     LEFTOVERS,
@@ -66,6 +68,14 @@ FORMAT = 2
 BEGUN_BY = "begun by"
 """Key of the format, and of the version of transduce, in the record of settings."""
 SETTINGS, TRANSLATIONS, REPORT = "settings.json", "translations.jsonl", "report.json"
+CHECKSUMS = {
+    "back-translation.models": "models",
+    "back-translation.input": "input",
+    "translation.teachers": "teachers",
+    "translation.source": "source text",
+    "student.dev": "dev text",
+}
+"""Recorded settings that are checksums, and what they are checksums of."""
 BACK_TRANSLATED = "back-translated"
 """Name of the files of pairs, before their languages."""
 KEY_BYTES = 8
@@ -232,19 +242,29 @@ def keep_whole_lines(path: Path, multiple: int) -> int:
     """Cut off a file after its last whole line; return the number of lines kept.
 
     The number is a multiple of `multiple`, the number of lines whose results depend on
-    each other.
+    each other. Warns of a damaged line that no interruption has cut short, as many may
+    come after it.
     """
     number = end = kept = kept_end = 0
+    is_damaged = False
     with path.open("a+b") as file:
         file.seek(0)
         for text in file:
             if parse_line(text) is None:
+                is_damaged = text.endswith(b"\n")
                 break
             number, end = number + 1, end + len(text)
             if number % multiple == 0:
                 kept, kept_end = number, end
         if kept_end != file.seek(0, os.SEEK_END):
             file.truncate(kept_end)
+    if is_damaged:
+        warnings.warn(
+            f"{path}: line {number + 1:,} is damaged; lines from {kept + 1:,} on are "
+            "translated again.",
+            TransduceWarning,
+            stacklevel=2,
+        )
     return kept
 
 
@@ -534,10 +554,18 @@ def _refuse_changes(
         is_setting = not name.startswith(f"{BEGUN_BY}.")
         if is_setting and then.get(name) != now.get(name):
             raise OverwriteError(
-                f"{folder}: was begun with {name} {_shown(then.get(name))}, but now it "
-                f"is {_shown(now.get(name))}; give the same input, models and options, "
-                f"choose another folder, or {OVERWRITE}."
+                f"{folder}: was begun {_difference(name, then, now)}; give the same "
+                f"input, models and options, choose another folder, or {OVERWRITE}."
             )
+
+
+def _difference(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Describe how a setting differs from the recorded one."""
+    if name in CHECKSUMS:
+        return f"with other {CHECKSUMS[name]}"
+    if name not in then:
+        return f"without {name}, but now it is {_shown(now[name])}"
+    return f"with {name} {_shown(then[name])}, but now it is {_shown(now.get(name))}"
 
 
 def _shown(value: Any) -> str:

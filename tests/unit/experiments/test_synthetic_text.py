@@ -1,11 +1,12 @@
 """Filters and files of synthetic text."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from transduce.decoding.translations import TranslationHypothesis
-from transduce.errors import DataError
+from transduce.errors import DataError, TransduceWarning
 from transduce.experiments.synthetic_text import (
     InputText,
     OutputRules,
@@ -73,10 +74,7 @@ def line(number: int, score: float | None = -1.0, dropped=None) -> TranslatedLin
     [
         (b"", 1, 3),
         (b'{"input": "a", ', 1, 3),
-        (b"\0\0\0\0\n", 1, 3),
-        (b'{"input": 1, "output": "", "score": null, "dropped": null}\n', 1, 3),
-        (b'{"input": "a", "output": "", "score": null, "dropped": "x"}\n', 1, 3),
-        (b"null\n", 1, 3),
+        (b"\0\0\0\0", 1, 3),
         (b"", 2, 2),
         (b"", 4, 0),
     ],
@@ -91,6 +89,28 @@ def test_only_whole_lines_are_kept(
         file.write(damage)
     assert keep_whole_lines(path, multiple) == kept
     assert list(read_translations(path)) == lines[:kept]
+
+
+@pytest.mark.parametrize(("multiple", "first"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\0\0\0\0\n",
+        b'{"input": 1, "output": "", "score": null, "dropped": null}\n',
+        b'{"input": "a", "output": "", "score": null, "dropped": "x"}\n',
+        b"null\n",
+    ],
+)
+def test_lines_after_a_damaged_one_are_not_dropped_without_a_warning(
+    tmp_path: Path, damage: bytes, multiple: int, first: int
+) -> None:
+    path = tmp_path / "translations.jsonl"
+    written(path, *(line(i) for i in range(4)))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], damage, *lines[2:]]))
+    said = f"{path}: line 2 is damaged; lines from {first} on are translated again."
+    with pytest.warns(TransduceWarning, match=re.escape(said)):
+        assert keep_whole_lines(path, multiple) == first - 1
 
 
 def test_a_last_line_without_its_end_is_not_kept(tmp_path: Path) -> None:
