@@ -582,10 +582,10 @@ def _summary(rows: Sequence[RowResult]) -> str:
     large = [row for row in rows if abs(PAPER_ROWS[row.row].difference) >= LARGE]
     agreeing = [row for row in large if row.direction == "agrees"]
     others = ", ".join(row.row for row in large if row not in agreeing)
-    but = f"; these do not: {others}." if others else "."
+    but = f"; these did not: {others}." if others else "."
     return (
-        f"{len(large)} of these rows differ from base by {LARGE} BLEU or more in the "
-        f"paper; {len(agreeing)} of them agree in direction{but}"
+        f"{len(large)} of these rows differed from base by {LARGE} BLEU or more in the "
+        f"paper; {len(agreeing)} of them agreed in direction{but}"
     )
 
 

@@ -89,8 +89,8 @@ def test_the_report_names_the_search_that_scored() -> None:
 def test_large_differences_are_summarized() -> None:
     text = str(as_report(TABLE))
     assert (
-        "2 of these rows differ from base by 0.7 BLEU or more in the paper; 1 of them "
-        "agree in direction; these do not: C-N2."
+        "2 of these rows differed from base by 0.7 BLEU or more in the paper; 1 of "
+        "them agreed in direction; these did not: C-N2."
     ) in text
 
 
