@@ -117,6 +117,19 @@ def test_the_page_lets_a_reader_choose_heads_and_attentions(
     assert "layer 1, head 3" in page.locator("#map-note").inner_text()
 
 
+def test_a_single_head_is_not_called_a_mean(
+    opened: Callable[..., sync_api.Page],
+) -> None:
+    page = opened()
+    page.locator("#queries button").first.hover()
+    assert "(layer 1, mean of heads 1, 2, 3, 4)" in page.locator("#said").inner_text()
+    page.get_by_role("button", name="Layer 1, head 3").click()
+    page.locator("#queries button").first.hover()
+    assert page.locator("#said").inner_text().endswith("(layer 1, head 3)")
+    note = page.locator("#alignment-note").inner_text()
+    assert note == "By the cross-attention of layer 1, head 3."
+
+
 def test_the_page_keeps_at_least_one_head(opened: Callable[..., sync_api.Page]) -> None:
     page = opened()
     for _ in range(2):

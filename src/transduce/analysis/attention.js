@@ -17,6 +17,7 @@ const state = {
 
 const byId = (id) => document.getElementById(id);
 const numLayers = (kind) => maps[kind].shape[0];
+const namesOf = (heads) => `${heads.length > 1 ? "mean of heads" : "head"} ${heads.map((head) => head + 1).join(", ")}`;
 const colourOf = (head) => data.colours[head % data.colours.length];
 
 function readMap({ shape, weights }) {
@@ -211,8 +212,7 @@ function say(at, name, others) {
   const best = others.sort((a, b) => b[1] - a[1]).slice(0, 4).filter(([, weight]) => weight >= LEAST_SHOWN);
   const list = best.map(([label, weight]) => `${isolated(label)} ${weight.toFixed(2)}`).join(", ");
   const verb = at.side === "from" ? "attends to" : "is attended to by";
-  const heads = chosenHeads().map((head) => head + 1).join(", ");
-  byId("said").textContent = `“${isolated(name)}” ${verb}: ${list || "nothing above 0.01"} (layer ${state.layer + 1}, mean of heads ${heads})`;
+  byId("said").textContent = `“${isolated(name)}” ${verb}: ${list || "nothing above 0.01"} (layer ${state.layer + 1}, ${namesOf(chosenHeads())})`;
 }
 
 function colours() {
@@ -268,8 +268,7 @@ function drawMap() {
     pen.fillText(isolated(label), 0, 0);
     pen.restore();
   });
-  const names = heads.map((head) => head + 1).join(", ");
-  const what = `${state.kind} attention, layer ${state.layer + 1}, ${heads.length > 1 ? "mean of heads" : "head"} ${names}`;
+  const what = `${state.kind} attention, layer ${state.layer + 1}, ${namesOf(heads)}`;
   canvas.setAttribute("aria-label", `Heat map: ${what}`);
   byId("map-note").textContent = `${what[0].toUpperCase()}${what.slice(1)}. Rows attend to columns; full colour is a weight of 1.`;
 }
@@ -303,7 +302,7 @@ function drawAlignment() {
     const best = row.indexOf(Math.max(...row));
     return make("tr", {}, make("td", { className: "text", dir: "auto" }, written[i]), make("td", { className: "text", dir: "auto" }, source[best]), make("td", {}, row[best].toFixed(2)));
   }));
-  byId("alignment-note").textContent = `By the cross-attention of layer ${layer + 1}, mean of heads ${heads.map((head) => head + 1).join(", ")}.`;
+  byId("alignment-note").textContent = `By the cross-attention of layer ${layer + 1}, ${namesOf(heads)}.`;
 }
 
 function draw() {
