@@ -278,8 +278,8 @@ def score_pairs(
 ) -> Iterator[tuple[int, TargetScore]]:
     """Score pairs in batches of similar lengths; yield each pair's number and score.
 
-    Several models score as an ensemble. The ids of sources and targets are without end
-    tokens. The scores of a batch come together. The caller may stop between batches.
+    Several models score as an ensemble. Sources and targets have no end tokens. The
+    scores of a batch come together. The caller may stop between batches.
     """
     pairs = zip(sources, targets, strict=True)
     lengths = [max(len(source), len(target)) for source, target in pairs]
@@ -450,6 +450,7 @@ class WorkerPool(Generic[Searcher]):
         killed: "_Worker",
         on_step: Callable[[], object] | None,
     ) -> Iterator[list[SearchResult]]:
+        """Search in this process for what a killed worker leaves undone."""
         killed.end()
         warnings.warn(
             "A process that searches was killed, as happens when memory runs out; its "
@@ -470,6 +471,7 @@ class WorkerPool(Generic[Searcher]):
             yield [(numbers[i], hypotheses) for i, hypotheses in found]
 
     def _fill(self, number: int) -> None:
+        """Start workers until `number` are idle; drop those that have ended."""
         for worker in [each for each in self._idle if not each.is_alive]:
             # Killed while it was idle, or started before this process was forked.
             self._idle.remove(worker)

@@ -79,7 +79,7 @@ class TorchModel:
     """Shortlist of target pieces; None if the model has none."""
 
     def transformer(self, task: str) -> Transformer:
-        """Return the model; raise `RequestError`, with the task, for others."""
+        """Return the Transformer; for others raise `RequestError` with the task."""
         require_transformer(self.model.config, task)
         return cast(Transformer, self.model)
 
@@ -117,10 +117,10 @@ class TorchModel:
     def cross_attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[Float[np.ndarray, "layers target source"]]:
-        """Return each layer's weights at the steps that predict the target tokens.
+        """Return each layer's attention when it predicts the target tokens.
 
-        Sources are with end tokens. The weights are the mean over a layer's heads. The
-        model must have cross-attention.
+        It is the mean over the layer's heads. Sources have end tokens. The model must
+        have cross-attention.
         """
         target_in = pad_rows([[BOS, *ids[:-1]] for ids in targets])
         with ExitStack() as stack:
