@@ -47,7 +47,7 @@ from transduce.experiments.run_processes import (
 )
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
-from transduce.experiments.table2 import Target
+from transduce.experiments.table2 import Scoring
 from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table2_training import Match, require_systems
 from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
@@ -271,7 +271,7 @@ def table2(
         table = place_runs(
             runs,
             (source, reference),
-            Target(language=named, tokenize=tokenize),
+            Scoring(language=named, tokenize=tokenize),
             presets,
             MachineOptions(
                 hardware=hardware, tflops=tflops, num_devices=devices, device=device

@@ -40,8 +40,8 @@ from transduce.experiments.run_processes import (
     with_seed,
 )
 from transduce.experiments.table2 import (
+    Scoring,
     Table2,
-    Target,
     TrainedTable2,
     logged_run,
     our_row,
@@ -120,7 +120,7 @@ class MachineOptions:
 def place_runs(
     runs: Sequence[Path],
     text: tuple[Files, Files],
-    target: Target,
+    scoring: Scoring,
     presets: Sequence[str],
     machine: MachineOptions,
 ) -> Table2:
@@ -140,7 +140,7 @@ def place_runs(
         ours = []
         for run in logged:
             status.update(f"Translating with {run.path}...")
-            ours.append(our_row(run, pairs, target, machine.device))
+            ours.append(our_row(run, pairs, scoring, machine.device))
     table = Table2(ours=tuple(ours), costs=costs, cluster=cluster)
     if not machine.is_measured:
         return table

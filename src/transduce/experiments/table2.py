@@ -137,8 +137,8 @@ class TrainingCost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Language and tokenizer for scoring the translations of runs."""
+class Scoring:
+    """Language and tokenizer by which the translations of runs are scored."""
 
     language: str | None = None
     """BCP 47 tag; None for the run's language or, if unknown, the paper's German."""
@@ -232,20 +232,20 @@ def logged_run(run: Path) -> LoggedRun:
 
 
 def our_row(
-    run: LoggedRun, pairs: Sequence[SentencePair], target: Target, device: str
+    run: LoggedRun, pairs: Sequence[SentencePair], scoring: Scoring, device: str
 ) -> OurRow:
     """Score a run by both protocols, and read its cost from its log.
 
-    Its model translates with its own search. Unset values of the target default to the
-    run's.
+    Its model translates with its own search. Unset values of `scoring` default to
+    the run's.
     """
     config, cost = run.config, logged_cost(run.updates)
     shares = [entry.get("waited") for entry in run.updates]
     waited = [share for share in shares if isinstance(share, float)]
     references = [pair.target for pair in pairs]
-    language = target.language or config.languages.target
+    language = scoring.language or config.languages.target
     tokenize = (
-        config.evaluation.tokenize if target.tokenize == "auto" else target.tokenize
+        config.evaluation.tokenize if scoring.tokenize == "auto" else scoring.tokenize
     )
     tokenization = choose_tokenization(tokenize, language, references)
     moses = language_for_paper_bleu(language, references)
