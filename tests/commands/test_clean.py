@@ -71,6 +71,22 @@ def test_the_printed_command_quotes_its_files(
     )
 
 
+def test_a_line_above_a_million_bytes_costs_only_its_pair(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    for name, line in (("my.en", "x" * 2_500_000), ("my.de", "Ein Hund.")):
+        lines = (tmp_path / name).read_text(encoding="utf-8").splitlines()
+        text = "\n".join([lines[0], line, *lines[1:], ""])
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    out = tmp_path / "out"
+    said = succeeds("clean", *my_corpus, "--out", out)
+    assert "              1 pair  dropped: not-text (20.0 %)\n" in said
+    assert "             2 pairs  kept (40.0 %)\n" in said
+    first, *_ = (out / "dropped.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(first)["line"] == 2
+    assert json.loads(first)["detail"] == "source: more than 1,000,000 bytes"
+
+
 def test_rules_are_switched_off_and_thresholds_set(
     succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
 ) -> None:

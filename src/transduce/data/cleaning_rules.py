@@ -18,6 +18,7 @@ from typing import NamedTuple
 from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
 from transduce.errors import ConfigError, unknown_name
 from transduce.settings import require_between
+from transduce.text.corpus import MAX_LINE_BYTES
 from transduce.text.languages import (
     UNSPACED_LETTER,
     UNSPACED_LETTERS,
@@ -27,7 +28,7 @@ from transduce.text.languages import (
 )
 
 RULES = {
-    "not-text": "A line is not UTF-8, or holds a NUL byte.",
+    "not-text": "A line is not UTF-8, holds a NUL byte, or is above a million bytes.",
     "empty": "A side is only white space.",
     "in-dev": "The source is also a source of the dev text.",
     "replacement-character": "U+FFFD stands where a letter was lost.",
@@ -285,7 +286,7 @@ class PairRules:
         first, second = _side("source", source), _side("target", target)
         if first is None or second is None:
             name, content = ("source", source) if first is None else ("target", target)
-            return _dropped("not-text", f"{name}: {invalid_byte(content)}")
+            return _dropped("not-text", f"{name}: {text_fault(content)}")
         if self._config.has("empty") and not (first.words and second.words):
             return _dropped("empty", _empty_sides(first, second))
         source_digest = text_digest(first.text)
@@ -378,6 +379,13 @@ class PairRules:
         return None
 
 
+def text_fault(content: bytes) -> str:
+    """Describe why a line is not text: by its length, or by its first invalid byte."""
+    if len(content) > MAX_LINE_BYTES:
+        return f"more than {MAX_LINE_BYTES:,} bytes"
+    return invalid_byte(content)
+
+
 def invalid_byte(content: bytes) -> str:
     """Describe the first invalid byte of a line; positions count from 1."""
     valid, *_ = NOT_TEXT.split(content.decode("utf-8", "surrogateescape"), maxsplit=1)
@@ -433,8 +441,8 @@ def shown(text: str) -> str:
 
 
 def _side(name: str, content: bytes) -> SideText | None:
-    """Decode a side; None if it is not UTF-8, or holds a NUL byte."""
-    if b"\0" in content:
+    """Decode a side; None if it is too long, not UTF-8, or holds a NUL byte."""
+    if len(content) > MAX_LINE_BYTES or b"\0" in content:
         return None
     try:
         return SideText(name, content)

@@ -36,7 +36,7 @@ from urllib.request import Request, urlopen
 
 from transduce.errors import ConfigError, DataError, unknown_name
 from transduce.files import parse_json, path_lock, read_bounded, sync
-from transduce.text.corpus import BYTE_ORDER_MARK, MAX_LINE_BYTES, Line
+from transduce.text.corpus import BYTE_ORDER_MARK, Line
 
 PAUSES_S = (1.0, 5.0, 25.0)
 """Pauses in seconds before further attempts; they restart after any progress."""
@@ -874,8 +874,6 @@ def _fault(lines: Sequence[Line]) -> str | None:
     try:
         texts = [line.text() for line in lines]
     except DataError:
-        return "no text"
-    if any(len(line.content) > MAX_LINE_BYTES for line in lines):
         return "no text"
     return None if all(text.strip() for text in texts) else "empty"
 

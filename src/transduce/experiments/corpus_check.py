@@ -61,7 +61,7 @@ from transduce.experiments.presets import (
     fitting_preset,
 )
 from transduce.experiments.run_corpus import languages_of_dev_sets, require_scoring
-from transduce.text.corpus import SentencePair
+from transduce.text.corpus import MAX_LINE_BYTES, SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
     learn_tokenizer,
@@ -554,7 +554,8 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
     invalid = split.source.invalid.count + split.target.invalid.count
     if invalid:
         yield Advice(
-            problem=f"lines of the {name} corpus that are not UTF-8 text: {invalid:,}",
+            problem=f"lines of the {name} corpus that are not UTF-8 text, or above "
+            f"{MAX_LINE_BYTES:,} bytes: {invalid:,}",
             remedy=f"convert the files to UTF-8 and remove NUL bytes, or {DROP}",
             is_refusal=True,
         )

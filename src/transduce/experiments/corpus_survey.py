@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped
 
 from transduce.data.batches import Dataset, EncodedSide
-from transduce.data.cleaning_rules import code_points, invalid_byte
+from transduce.data.cleaning_rules import code_points, text_fault
 from transduce.data.corpus_files import (
     MARKS,
     CorpusStatistics,
@@ -121,7 +121,7 @@ class SideReport:
     longest_place: str
     """File and line of the longest line; empty if all lines are empty."""
     invalid: Occurrences
-    """Lines that are not UTF-8, or contain a NUL byte."""
+    """Lines that are too long, not UTF-8, or contain a NUL byte."""
     suspicious: dict[str, Occurrences]
     """Lines with suspicious characters, by their kind."""
 
@@ -217,7 +217,7 @@ class SideCounts:
         try:
             return line.text()
         except DataError:
-            self.invalid.add(f"{line.place} ({invalid_byte(line.content)})")
+            self.invalid.add(f"{line.place} ({text_fault(line.content)})")
             return None
 
     def count(self, text: str, line: Line) -> None:

@@ -56,13 +56,21 @@ class Line:
     path: Path
     number: int
     content: bytes
+    """Bytes of the line; of one above `MAX_LINE_BYTES`, only its beginning, which is
+    still above this."""
 
     @property
     def place(self) -> str:
         return f"{self.path}:{self.number}"
 
     def text(self) -> str:
-        """Decode the line; `DataError` if it is not UTF-8 or holds a NUL byte."""
+        """Decode the line; `DataError` if it is too long, not UTF-8, or holds a NUL
+        byte."""
+        if len(self.content) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{self.place}: a line must be at most {MAX_LINE_BYTES:,} bytes long, "
+                "but this one is longer; is the file one sentence a line?"
+            )
         if b"\0" in self.content:
             raise DataError(
                 f"{self.place}: a line must be text, but this one holds a NUL byte; "
@@ -223,21 +231,13 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def _lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
-    read = partial(readline, MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n"))
-    for number, content in enumerate(iter(read, b""), start=1):
-        if number == 1:
-            content = content.removeprefix(BYTE_ORDER_MARK)
-        yield _line(path, number, content)
-
-
-def _line(path: Path, number: int, content: bytes) -> Line:
-    line = Line(path=path, number=number, content=_without_end(content))
-    if len(line.content) > MAX_LINE_BYTES:
-        raise DataError(
-            f"{line.place}: a line must be at most {MAX_LINE_BYTES:,} bytes long, but "
-            "this one is longer; is the file one sentence a line?"
-        )
-    return line
+    limit = MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n")
+    read = partial(readline, limit)
+    for number, part in enumerate(iter(read, b""), start=1):
+        content = part.removeprefix(BYTE_ORDER_MARK) if number == 1 else part
+        yield Line(path=path, number=number, content=_without_end(content))
+        while len(part) == limit and not part.endswith(b"\n"):
+            part = read()  # the rest of a line that is too long
 
 
 def _without_end(content: bytes) -> bytes:

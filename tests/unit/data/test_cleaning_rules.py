@@ -25,6 +25,7 @@ FAULTY = {
     "not-text": [
         (b"caf\xe9 au lait", b"Kaffee", "source: byte 4 is 0xe9"),
         ("Kaffee", b"co\0ffee", "target: byte 3 is 0x00"),
+        ("Kaffee", "Kaf " * 250_001, "target: more than 1,000,000 bytes"),
     ],
     "empty": [
         ("A dog barks.", " \t", "target"),

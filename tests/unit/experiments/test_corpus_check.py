@@ -255,7 +255,7 @@ def test_a_faulty_pair_is_left_out_and_reading_continues(check):
         2,
     )
     assert (training.source.lines, training.source.words) == (5, 3)
-    assert "not UTF-8 text: 3; convert" in _problems(report)
+    assert "not UTF-8 text, or above 1,000,000 bytes: 3; convert" in _problems(report)
 
 
 def test_all_faults_are_counted_but_only_the_first_are_named(check):

@@ -296,6 +296,16 @@ def test_a_line_that_is_too_long_is_found_anywhere(file):
         texts(path)
 
 
+@pytest.mark.parametrize("size", [1, 5, 6, MAX_LINE_BYTES + 5, 3 * MAX_LINE_BYTES])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_lines_after_one_that_is_too_long_keep_their_numbers(file, size, end):
+    path = file("text", b"a" + end + b"b" * (MAX_LINE_BYTES + size) + end + b"c" + end)
+    first, long, last = read_lines(path)
+    assert (first.content, last.content, last.number) == (b"a", b"c", 3)
+    assert len(long.content) > MAX_LINE_BYTES
+    assert set(long.content) == set(b"b")
+
+
 def test_a_missing_file_is_reported(tmp_path):
     path = tmp_path / "absent"
     with pytest.raises(DataError, match=f"^{path}: .*No such file or directory"):
