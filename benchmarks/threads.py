@@ -22,8 +22,10 @@ from statistics import mean, median
 
 from machine import describe_machine
 
+from transduce.architectures.interface import TransductionModel
 from transduce.benchmark import training
 from transduce.benchmark.measurement import Worker, order_of_turns
+from transduce.checkpoint import build
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset
 from transduce.processes import unwound_on_termination
@@ -31,7 +33,13 @@ from transduce.training.config import TrainingConfig
 
 
 class Task(training.TrainingTask):
-    """Training of a preset by its own settings, which peers may lack."""
+    """Training of a preset by its own settings, which peers may lack.
+
+    Its architecture may be any. Lengths are those of sub-words, also for characters.
+    """
+
+    def new_model(self) -> TransductionModel:
+        return build(replace(self.run.model, vocab_size=self.run.tokenizer.vocab_size))
 
     @property
     def training(self) -> TrainingConfig:

@@ -61,7 +61,12 @@ class Hardware:
         # default where the processor is good at it; `--precision fp32` turns it off.
         if self.dtype == torch.float32:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        # All threads share the cache of rounded weights, and each clears it at its end,
+        # so that sums of gradients would differ if batches are computed at once.
+        is_alone = self.device.type != "cpu"
+        return torch.autocast(
+            self.device.type, dtype=self.dtype, cache_enabled=is_alone
+        )
 
     def seed(self, number: int) -> None:
         """Seed the device's random number generator."""

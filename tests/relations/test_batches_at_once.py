@@ -11,16 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from transduce.architectures.recurrent import RecurrentConfig
+from transduce.architectures.config import (
+    ByteNetConfig,
+    ConvolutionalConfig,
+    DeepAttConfig,
+    MixtureRecurrentConfig,
+    MixtureTransformerConfig,
+    RecurrentConfig,
+)
 from transduce.checkpoint import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.device import Hardware
 from transduce.experiments.run_trainer import refinement_of
-from transduce.model.transformer import Transformer
 from transduce.nn.kernels import bf16_unit, nn_api
 from transduce.training import trainer as trainer_module
 from transduce.training.config import TrainingConfig
-from transduce.training.gradients import SingleCoreThreads, num_at_once
+from transduce.training.gradients import SingleCoreThreads
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
 from waiting import wait_until
@@ -53,9 +59,33 @@ VARIANTS = {
     "two vocabularies": {"target_vocab_size": 23},
 }
 
-RECURRENT = RecurrentConfig(
-    vocab_size=23, encoder_layers=1, decoder_layers=1, d_model=16
-)
+ARCHITECTURES = {
+    "GNMT": RecurrentConfig(
+        vocab_size=23, encoder_layers=3, decoder_layers=2, d_model=16, dropout=0.2
+    ),
+    "RNNsearch": RecurrentConfig(
+        vocab_size=23, encoder_layers=1, decoder_layers=1, d_model=16, dropout=0.2,
+        cell="gru",
+    ),
+    "Deep-Att": DeepAttConfig(
+        vocab_size=23, encoder_layers=2, decoder_layers=2, embedding_width=8,
+        d_model=16, dropout=0.2,
+    ),
+    "ConvS2S": ConvolutionalConfig(
+        vocab_size=23, encoder_blocks="2x16k3", d_embedding=16, dropout=0.2
+    ),
+    "ByteNet": ByteNetConfig(
+        vocab_size=23, num_blocks=2, d_hidden=8, dropout=0.2
+    ),
+}  # fmt: skip
+MIXTURES = {
+    "Transformer": MixtureTransformerConfig(
+        vocab_size=23, num_layers=1, d_model=16, num_heads=2, d_k=8, d_v=8
+    ),
+    "recurrent": MixtureRecurrentConfig(
+        vocab_size=23, encoder_layers=3, decoder_layers=2, d_model=16, cells=32
+    ),
+}  # fmt: skip
 
 Run = tuple[list[StepReport], list[Tensor]]
 
@@ -82,10 +112,13 @@ def make_trainer(tiny, make_dataset, cpu) -> Callable[..., Trainer]:
         training=TRAINING,
         guidance=None,
         refinement=None,
+        config=tiny,
         **changes,
     ) -> Trainer:
         torch.manual_seed(3)
-        model = Transformer(replace(tiny, **ALL_DROPOUT | changes))
+        if config is tiny:
+            config = replace(tiny, **ALL_DROPOUT | changes)
+        model = build(config)
         batcher = Batcher(make_dataset(PAIRS), batching, seed=1)
         hardware = replace(cpu, dtype=dtype)
         given = {"guidance": guidance, "refinement": refinement}
@@ -131,6 +164,19 @@ def test_two_batches_at_once_give_the_weights_of_one_by_one(
     one_by_one = trained(make_trainer(dtype, **changes), threads=1)
     assert not at_once
     assert_same(trained(make_trainer(dtype, **changes)), one_by_one)
+    assert at_once == [2] * TRAINING.steps
+
+
+@pytest.mark.parametrize("config", ARCHITECTURES.values(), ids=ARCHITECTURES.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_batches_of_each_architecture_at_once_give_the_weights_of_one_by_one(
+    make_trainer, at_once, config, dtype
+):
+    if dtype == torch.bfloat16 and bf16_unit() is None:
+        pytest.skip("without fast products in bf16")
+    one_by_one = trained(make_trainer(dtype, config=config), threads=1)
+    assert not at_once
+    assert_same(trained(make_trainer(dtype, config=config)), one_by_one)
     assert at_once == [2] * TRAINING.steps
 
 
@@ -266,10 +312,14 @@ def test_batches_for_which_there_is_no_memory_at_once_follow_each_other(
         assert bool(at_once) is is_room
 
 
-def test_large_batches_follow_each_other(make_trainer, at_once, monkeypatch):
+def test_large_batches_of_a_transformer_follow_each_other(
+    make_trainer, at_once, monkeypatch
+):
     monkeypatch.setattr("transduce.training.gradients.MAX_FLOPS_AT_ONCE", 1_000)
     trained(make_trainer())
     assert not at_once
+    trained(make_trainer(config=ARCHITECTURES["ByteNet"]))
+    assert at_once
 
 
 def test_batches_cut_for_want_of_memory_follow_each_other(make_trainer, at_once):
@@ -292,10 +342,12 @@ def test_updates_by_reward_compute_their_batches_one_by_one(make_trainer, at_onc
     assert 0 < len(at_once) <= TRAINING.steps - 2
 
 
-@pytest.mark.usefixtures("two_threads")
-def test_only_a_transformer_computes_several_batches_at_once(make_trainer, cpu):
-    for model, number in ((make_trainer().model, 2), (build(RECURRENT), 1)):
-        assert num_at_once(BatchLoss(model, 0.1, cpu), cpu, 1e6) == number
+@pytest.mark.parametrize("config", MIXTURES.values(), ids=MIXTURES.keys())
+def test_batches_of_mixtures_of_experts_follow_each_other(
+    make_trainer, at_once, config
+):
+    trained(make_trainer(config=config))
+    assert not at_once
 
 
 def test_with_more_threads_batches_follow_each_other(make_trainer, at_once):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from transduce.architectures.config import require_transformer
+from transduce.architectures.interface import TransductionModel
 from transduce.benchmark import measurement
 from transduce.benchmark.measurement import (
     MAX_ROUNDS,
@@ -85,6 +86,10 @@ class TrainingTask:
             self.run.sized_model, "The benchmark of training", "choose another preset"
         )
 
+    def new_model(self) -> TransductionModel:
+        """Make our model, with random weights."""
+        return Transformer(self.model)
+
     @property
     def training(self) -> TrainingConfig:
         """Training settings of all systems, without features that peers lack."""
@@ -144,7 +149,7 @@ class TrainingTask:
     ) -> EncodedSide:
         whole = lengths.round().clip(1, self._longest).astype(OFFSET_TYPE)
         offsets = np.concatenate([np.zeros(1, OFFSET_TYPE), np.cumsum(whole)])
-        ids = random.integers(EOS + 1, self.model.vocab_size, offsets[-1])
+        ids = random.integers(EOS + 1, self.run.tokenizer.vocab_size, offsets[-1])
         return EncodedSide(ids=ids.astype(ID_TYPE), offsets=offsets)
 
 
@@ -447,7 +452,7 @@ def make_graphs(trainer: Trainer) -> None:
 def our_trainer(task: TrainingTask) -> Trainer:
     """Trainer of `transduce train` on the task's pairs."""
     return Trainer(
-        Transformer(task.model),
+        task.new_model(),
         task.batcher(task.dataset()),
         task.training,
         task.hardware,

@@ -5,8 +5,10 @@ micro-batches that fit in memory, of which each process computes some, and
 `GradientAccumulator` adds up their gradients.
 
 On a CPU, the native library computes a batch on all cores. Between its calls, PyTorch
-and Python use only one core, for a third of an update's time if the model is small. Two
-batches are therefore computed at once, each on one core (`SingleCoreThreads`).
+and Python use only one core, for a third of an update's time if the model is small. In
+other architectures, the cores wait for each other at the end of each of PyTorch's
+operators. Two batches are therefore computed at once, each on one core
+(`SingleCoreThreads`).
 
 On a GPU, the CPU starts every operator, and most operators read and write more than
 they compute. Triton's kernels compute several operators at once, and a CUDA graph
@@ -31,6 +33,7 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
+from transduce.architectures.interface import AuxiliaryLoss
 from transduce.checkpoint import Progress
 from transduce.data.batches import Batcher, Update
 from transduce.data.tensors import SOURCE_BUCKETS, Batch, PackedBatch
@@ -225,8 +228,8 @@ class MicroBatchReader:
 AT_ONCE = 2
 """Number of batches that are computed at once; Python code runs in one at a time."""
 MAX_FLOPS_AT_ONCE = 5 * 10**10
-"""FLOPs of the largest batch that is computed beside another. Larger ones take long
-native calls and much memory."""
+"""FLOPs of the largest batch of a Transformer that is computed beside another. Larger
+ones take long native calls, which use both cores well."""
 Result = TypeVar("Result")
 
 Sums = Float[Tensor, "3"]
@@ -240,9 +243,10 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
     It is 1, or the number of threads. All random numbers must come from the context's
     generator. Guided attention reads weights by hooks, for one batch at a time.
     """
+    has_long_calls = isinstance(batch_loss.model, FusedTransformer)
     is_possible = (
         torch.get_num_threads() == AT_ONCE
-        and flops <= MAX_FLOPS_AT_ONCE
+        and (flops <= MAX_FLOPS_AT_ONCE or not has_long_calls)
         and nn_api() is not None
         and draws_from_context(batch_loss, hardware)
         and not batch_loss.is_guided
@@ -253,10 +257,11 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
 def draws_from_context(batch_loss: BatchLoss, hardware: Hardware) -> bool:
     """Return whether all random numbers come from the generator of `own_generator`.
 
-    They do in a Transformer on a CPU, whose dropout the native library or ours draws.
+    They do on a CPU, where the native library or ours draws the masks of dropout. But
+    mixtures of experts draw noise, too, and keep the auxiliary loss of the last batch.
     """
-    is_fused = isinstance(batch_loss.model, FusedTransformer)
-    return hardware.device.type == "cpu" and is_fused
+    has_mixtures = isinstance(batch_loss.model, AuxiliaryLoss)
+    return hardware.device.type == "cpu" and not has_mixtures
 
 
 class SingleCoreThreads:
@@ -301,8 +306,7 @@ class GradientAccumulator:
     rounding at most:
 
     - `backward` of PyTorch, with all threads, for every model and device;
-    - two micro-batches at once on a CPU, each on one core (`SingleCoreThreads`),
-      for small models;
+    - two micro-batches at once on a CPU, each on one core (`SingleCoreThreads`);
     - the replay of a CUDA graph on a GPU, for packed batches (`GraphedGradients`).
     """
 
@@ -330,7 +334,8 @@ class GradientAccumulator:
         """
         processes = self._processes
         sums = torch.zeros(3, device=self._hardware.device)
-        # One autocast context casts each weight once, except in compiled layers.
+        # On a GPU one autocast context rounds each weight once, except in compiled
+        # layers.
         with (
             self._hardware.autocast(),
             processes.detecting_lost(),
