@@ -1,6 +1,6 @@
 """Candidates, samples and mean probabilities of logits that are tensors, on any device.
 
-`search` and `sampling` compute the same from arrays.
+`candidates` and `sampling` compute the same from arrays.
 """
 
 import math
@@ -34,7 +34,7 @@ SPAN = 64
 def find_by_torch(
     logits: Float[Any, "sentences group vocab"], query: CandidateQuery
 ) -> Candidates:
-    """Find the likeliest continuations, as `search.find_candidates` does."""
+    """Find the likeliest continuations, as `candidates.find_candidates` does."""
     values, tokens = _likeliest(torch.as_tensor(logits), query)
     # Few numbers are left, for which numpy is faster.
     totals = values + query.log_probabilities[..., None]
