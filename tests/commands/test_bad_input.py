@@ -221,7 +221,7 @@ def test_a_missing_device_is_refused(
     ("out", "message"),
     [
         ("full", "the output folder must be new or empty, but is not; choose another."),
-        ("good", "the output folder must be new or empty"),
+        ("good", "the output folder must be new or empty, but is a file; choose"),
         ("good/x", "good is a file; choose another name."),
         ("x" * 300, "File name too long"),
     ],

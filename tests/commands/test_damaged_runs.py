@@ -202,6 +202,17 @@ def test_a_dev_text_that_is_cut_short_is_named(
     assert message.startswith(f"{path.parent}: the text of the dev corpus is missing")
 
 
+def test_a_run_whose_dev_corpus_was_removed_does_not_continue_unscored(
+    refuses, damaged: Path
+) -> None:
+    shutil.rmtree(damaged / "corpus" / "dev")
+    before = contents(damaged)
+    for options in ((), ("--set", "training.steps=1000")):
+        message = refuses(*resume(damaged), *options)
+        assert message.startswith(f"{damaged}/corpus/dev: must hold the dev corpus by")
+        assert contents(damaged) == before
+
+
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [

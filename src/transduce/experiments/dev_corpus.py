@@ -11,10 +11,10 @@ import torch
 from transduce.checkpoint import Checkpoint, save_model, with_search_and_shortlist_of
 from transduce.data.batches import Batcher, open_dataset, require_ids_below
 from transduce.data.corpus_files import MAIN_DEV
-from transduce.data.prepared_corpus import DEV_SOURCE, DEV_TARGET
+from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError
+from transduce.errors import START_FROM_RUN, DataError
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import dev_languages
 from transduce.experiments.run_folder import LENGTHENED, Entry, RunFolder
@@ -399,6 +399,11 @@ class DevScoring:
         self._search = config.search
         self.dev_sets = DevCorpus.open_all(folder, config, device)
         """Dev sets, that which chooses the best checkpoint first."""
+        if not self.dev_sets and self._entries():
+            raise DataError(
+                f"{folder.path / DEV}: must hold the dev corpus by which the run was "
+                f"scored, but is missing; restore it, or {START_FROM_RUN}."
+            )
 
     def score(self, checkpoint: Checkpoint, trainer: Trainer) -> list[DevScore]:
         """Score a checkpoint by greedy search, and save it if it is the best so far.

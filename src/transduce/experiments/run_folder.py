@@ -360,9 +360,14 @@ def _record(
 
 def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
     """Raise `ConfigError` unless the path is free, or a run to overwrite."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise ConfigError(
+            f"{path}: the output folder must be new or empty, but is a file; choose "
+            "another name."
+        )
+    if not path.exists() or not any(path.iterdir()):
         return
-    if overwrite and path.is_dir():
+    if overwrite:
         require_replaceable_run(path, files.paths)
         return
     kind: type[ConfigError] = ConfigError

@@ -241,6 +241,13 @@ KINDS = {".txt", ".text", ".tok", ".clean", ".detok", ".raw", ".norm", ".lc", ".
 """Endings that may follow the one that names a language."""
 WRITTEN_SMALL = {"pt-br", "zh-cn", "zh-hk", "zh-tw"}
 """Lower-case endings that name a region, though a language has the same code."""
+OWN_NAMES = {
+    "deutsch": "de", "español": "es", "français": "fr", "italiano": "it",
+    "nederlands": "nl", "polski": "pl", "português": "pt", "svenska": "sv",
+    "русский": "ru", "українська": "uk", "العربية": "ar", "हिन्दी": "hi",
+    "中文": "zh", "日本語": "ja", "한국어": "ko", "ไทย": "th",
+}  # fmt: skip
+"""Tags of some languages by their own names, for a hint."""
 
 SCRIPT_LETTERS = {
     "zh": re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"),
@@ -493,7 +500,7 @@ def _described(tag: str | None) -> str:
 
 
 def _no_tag(tag: str) -> str:
-    by_name = {name.lower(): code for code, name in NAMES.items()}
+    by_name = {name.lower(): code for code, name in NAMES.items()} | OWN_NAMES
     nearest = get_close_matches(tag.lower(), by_name, n=1, cutoff=0.8)
     hint = "write it as in en or pt-BR."
     if nearest:

@@ -56,9 +56,10 @@ def test_a_malformed_tag_is_refused(text: str) -> None:
     assert repr(text) in str(error.value)
 
 
-def test_the_name_of_a_language_suggests_its_tag() -> None:
-    with pytest.raises(ConfigError, match="is 'German'; did you mean 'de'"):
-        canonical("German")
+@pytest.mark.parametrize("name", ["German", "Germn", "deutsch"])
+def test_the_name_of_a_language_suggests_its_tag(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"is '{name}'; did you mean 'de'"):
+        canonical(name)
 
 
 def test_the_base_of_a_tag_is_its_language() -> None:
