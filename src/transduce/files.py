@@ -64,8 +64,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = parse_json(read_bounded(path))
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: the file is missing or damaged ({reason(error)}); use another "
-            "checkpoint."
+            f"{path}: the file is missing or damaged ({reason(error)}); restore it, or "
+            "use another folder."
         ) from None
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: must hold a JSON object, but does not.")

@@ -323,6 +323,25 @@ def test_a_finished_command_trains_nothing_again(
     assert report()["student fp32"]["scores"][0]["text"] == "mono"
 
 
+def test_damaged_counts_of_the_pairs_are_written_anew(
+    succeeds, teacher, finished
+) -> None:
+    shutil.copytree(finished, "out")
+    Path("out/pairs.json").write_text("{", encoding="utf-8")
+    succeeds(*arguments(teacher))
+    assert_same_results("out", finished)
+
+
+@pytest.mark.parametrize("name", ["config.json", "corpus"])
+def test_a_student_without_its_record_or_corpus_is_named(
+    refuses, teacher, finished, name
+) -> None:
+    shutil.copytree(finished, "out")
+    Path("out/student", name).rename("lost")
+    message = refuses(*arguments(teacher))
+    assert message.startswith("out/student: must hold the student's run, but lacks")
+
+
 def test_changed_settings_are_refused_and_by_force_repeat_only_their_steps(
     succeeds, refuses, teacher, finished
 ) -> None:

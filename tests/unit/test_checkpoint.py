@@ -214,7 +214,7 @@ def test_damaged_weights_are_refused(folder, damage):
 def test_a_damaged_config_is_refused(folder, name):
     path = folder / CONFIG
     path.write_bytes(DAMAGE[name](path.read_bytes()))
-    message = f"^{path}: the file is missing or damaged .*use another checkpoint"
+    message = f"^{path}: the file is missing or damaged .*; restore it, or use another"
     with pytest.raises(CheckpointError, match=message):
         load_model(folder)
 

@@ -36,7 +36,7 @@ from transduce.data.prepared_corpus import (
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
-from transduce.errors import ConfigError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.distillation_report import (
     STUDENT,
     TEACHER,
@@ -49,7 +49,7 @@ from transduce.experiments.pipeline import RunObserver, resolved, resume
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import ADAPT, RunConfig, require_task
 from transduce.experiments.presets import preset as preset_named
-from transduce.experiments.run_folder import RunFolder, is_run
+from transduce.experiments.run_folder import RUN_CONFIG, RunFolder, is_run
 from transduce.experiments.run_processes import kept_precision
 from transduce.experiments.run_processes import settings as flat_settings
 from transduce.experiments.start_model import tokenizer_settings
@@ -477,19 +477,35 @@ class _Steps:
     ) -> CorpusFiles:
         """Write the pairs to learn from; return their files beside the dev text."""
         source, target = self._pairs
-        record = self._out / PAIRS
-        if not all(path.is_file() for path in (record, source, target)):
+        counts = self._recorded_counts()
+        if counts is None:
             drop_worst = self._plan.drop_worst
             counts = write_kept(self._out / TRANSLATIONS, source, target, drop_worst)
-            with atomic_file(record) as new:
+            with atomic_file(self._out / PAIRS) as new:
                 new.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
-        observer.selected(self._figures, read_json(record))
+        observer.selected(self._figures, counts)
         return replace(files, source=(source,), target=(target,))
+
+    def _recorded_counts(self) -> dict[str, int] | None:
+        """Return the numbers of the pairs that are written already; None if not all
+        files are there and sound."""
+        if not all(path.is_file() for path in self._pairs):
+            return None
+        try:
+            return read_json(self._out / PAIRS)
+        except CheckpointError:
+            return None
 
     def _train(self, files: CorpusFiles, observers: Sequence[RunObserver]) -> None:
         """Train the student, or continue its training."""
         run, config = self._out / STUDENT, self._plan.student
-        if not is_run(run):
+        if run.exists() and not is_run(run):
+            raise CheckpointError(
+                f"{run}: must hold the student's run, but lacks {RUN_CONFIG} or the "
+                "encoded corpus; restore them, or remove the folder to train another "
+                "student."
+            )
+        if not run.exists():
             encoder = self._encoder
             if encoder is None and self._tags:
                 encoder = _learn_encoder(
