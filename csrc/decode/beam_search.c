@@ -7,7 +7,7 @@
  * falls, and the coverage term is at most zero. So no live hypothesis can reach a score
  * above (best live log-probability) / (length penalty of the length limit). The search
  * for a sentence stops when its `num_best` best hypotheses reach this bound, when
- * `enough_finished` have ended, or at the length limit.
+ * `max_finished` have finished, or at the length limit.
  */
 #include "decode/beam_search.h"
 
@@ -65,14 +65,14 @@ typedef struct {
     const int64_t *parents, *tokens;
 } SentenceCandidates;
 
-/* Extend hypotheses by the best candidates, and rank those that end. Returns how many
- * of the new live ones are among the first `end_candidates` candidates. */
+/* Extend hypotheses by the best candidates, and rank those that end. Returns the number
+ * of new live ones that are among the first `end_candidates` candidates. */
 static int64_t grow_beam(const td_search *search, Sentence *sentence,
                          SentenceCandidates found, const double *coverage)
 {
     const td_search_config *config = &search->config;
     BeamEntry *entries = entries_of_step(config, sentence, sentence->num_steps);
-    int64_t kept = 0, num_competing = 0;
+    int64_t kept = 0, num_end_candidates = 0;
     for (int64_t i = 0; i < search->num_candidates; i++) {
         if (found.tokens[i] == config->eos && found.log_probs[i] > -INFINITY) {
             if (sentence->num_steps >= config->min_length &&
@@ -85,13 +85,13 @@ static int64_t grow_beam(const td_search *search, Sentence *sentence,
         } else if (kept < config->beam_size) {
             entries[kept++] = (BeamEntry){found.log_probs[i], (int32_t)found.parents[i],
                                           (int32_t)found.tokens[i]};
-            num_competing += i < config->end_candidates;
+            num_end_candidates += i < config->end_candidates;
         }
     }
     for (; kept < config->beam_size; kept++)
         entries[kept] = (BeamEntry){-INFINITY, 0, 0};
     sentence->num_steps++;
-    return num_competing;
+    return num_end_candidates;
 }
 
 /* Log-probability of the best live hypothesis; minus infinity if no token may follow
@@ -115,18 +115,28 @@ static int is_beam_done(const td_search *search, const Sentence *sentence)
         return 1;
     if (sentence->num_ranked < config->num_best)
         return 0;
-    if (sentence->num_finished >= config->enough_finished)
+    if (sentence->num_finished >= config->max_finished)
         return 1;
     return sentence->ranked[config->num_best - 1].score >=
            best / sentence->last_divisor;
 }
 
-/* Rank live hypotheses at the end of a sentence's search. If none has finished, all are
- * ranked. Otherwise, if the search ends at the length limit and cut_ones_compete, the
- * first `num_competing` are, and else none. If no token may follow the live hypotheses
- * of the step before, these count as the live ones. */
-static void cut_short(const td_search *search, Sentence *sentence,
-                      int64_t num_competing, const double *coverage)
+/* Number of live hypotheses to rank as truncated ones at the end of a search: all if
+ * none has finished; with ranks_truncated, at the length limit, those that were among
+ * the end candidates, which come first. */
+static int64_t count_truncated(const td_search_config *config, const Sentence *sentence,
+                               int64_t num_end_candidates)
+{
+    if (!sentence->num_ranked)
+        return config->beam_size;
+    const int is_at_limit = sentence->num_steps >= sentence->max_length;
+    return config->ranks_truncated && is_at_limit ? num_end_candidates : 0;
+}
+
+/* Rank truncated hypotheses at the end of a sentence's search. If no token may follow
+ * the hypotheses of the step before, these are the live ones. */
+static void rank_truncated(const td_search *search, Sentence *sentence,
+                           int64_t num_end_candidates, const double *coverage)
 {
     const td_search_config *config = &search->config;
     const int is_dead_end =
@@ -135,27 +145,24 @@ static void cut_short(const td_search *search, Sentence *sentence,
         sentence->num_steps--;
     const BeamEntry *entries =
         entries_of_step(config, sentence, sentence->num_steps - 1);
-    const int is_at_limit = sentence->num_steps >= sentence->max_length;
-    const int compete = config->cut_ones_compete && is_at_limit;
-    const int64_t count = !sentence->num_ranked ? config->beam_size
-                          : compete             ? num_competing
-                                                : 0;
-    for (int64_t k = 0; k < count; k++)
+    const int64_t count = count_truncated(config, sentence, num_end_candidates);
+    for (int64_t k = 0; k < count; k++) {
+        /* Coverage is that of the hypotheses before this step. */
+        const int64_t covered = is_dead_end ? k : entries[k].parent;
         if (entries[k].log_prob > -INFINITY)
-            end_hypothesis(
-                search, sentence, entries[k].log_prob,
-                coverage_term(search, coverage, is_dead_end ? k : entries[k].parent), k,
-                0);
+            end_hypothesis(search, sentence, entries[k].log_prob,
+                           coverage_term(search, coverage, covered), k, 0);
+    }
 }
 
 /* Grow a sentence by one step. Returns whether it is done. */
 static int step_beam(const td_search *search, Sentence *sentence,
                      SentenceCandidates found, const double *coverage)
 {
-    const int64_t num_competing = grow_beam(search, sentence, found, coverage);
+    const int64_t num_end_candidates = grow_beam(search, sentence, found, coverage);
     if (!is_beam_done(search, sentence))
         return 0;
-    cut_short(search, sentence, num_competing, coverage);
+    rank_truncated(search, sentence, num_end_candidates, coverage);
     return 1;
 }
 
@@ -174,7 +181,7 @@ static void end_greedy(const td_search *search, Sentence *sentence, int64_t is_f
 }
 
 /* Append the best candidate, or the second if the best would end a hypothesis below the
- * minimum length. A hypothesis that no token may follow is cut short. Returns whether
+ * minimum length. A hypothesis that no token may follow is truncated. Returns whether
  * the sentence is done. */
 static int step_greedy(const td_search *search, Sentence *sentence,
                        SentenceCandidates found)

@@ -44,9 +44,9 @@ static td_candidates candidates_of(const td_search *search, int64_t vocab)
     };
 }
 
-TD_INTERNAL td_status search_advance(td_search *search, const float *logits,
-                                     int64_t vocab, const uint8_t *mask,
-                                     const double *coverage)
+TD_INTERNAL td_status search_grow_by_logits(td_search *search, const float *logits,
+                                            int64_t vocab, const uint8_t *mask,
+                                            const double *coverage)
 {
     if (!search || (needs_coverage(search) && !coverage))
         return TD_BAD_ARGUMENT;

@@ -7,9 +7,9 @@
 #include "isa/name.h"
 
 /* Implementations of td_decode_api, which transduce.h documents. */
-TD_INTERNAL td_status search_advance(td_search *search, const float *logits,
-                                     int64_t vocab, const uint8_t *mask,
-                                     const double *coverage);
+TD_INTERNAL td_status search_grow_by_logits(td_search *search, const float *logits,
+                                            int64_t vocab, const uint8_t *mask,
+                                            const double *coverage);
 TD_INTERNAL td_status search_run(td_search *search, td_decoder *decoder,
                                  const int64_t *tokens, int64_t max_steps,
                                  int64_t max_live, int num_threads, int64_t *num_steps);

@@ -185,7 +185,7 @@ static int is_valid_config(const td_search_config *config)
         return 0;
     if (config->end_candidates < 1 || config->end_candidates > 2 * size)
         return 0;
-    return config->enough_finished >= 1 && isfinite(config->length_penalty) &&
+    return config->max_finished >= 1 && isfinite(config->length_penalty) &&
            config->length_penalty >= 0 && isfinite(config->coverage_penalty) &&
            config->coverage_penalty >= 0 && isfinite(config->diversity) &&
            config->diversity >= 0;
@@ -346,8 +346,8 @@ td_status search_live(const td_search *search, int64_t *numbers, int64_t *rows,
     return TD_OK;
 }
 
-td_status search_next(const td_search *search, double *log_probs,
-                      int64_t *forced_tokens)
+td_status search_query(const td_search *search, double *log_probs,
+                       int64_t *forced_tokens)
 {
     if (!search)
         return TD_BAD_ARGUMENT;
@@ -356,9 +356,9 @@ td_status search_next(const td_search *search, double *log_probs,
     return TD_OK;
 }
 
-td_status search_grow(td_search *search, int64_t num_candidates,
-                      const double *log_probs, const int64_t *parents,
-                      const int64_t *tokens, const double *coverage)
+td_status search_grow_by_candidates(td_search *search, int64_t num_candidates,
+                                    const double *log_probs, const int64_t *parents,
+                                    const int64_t *tokens, const double *coverage)
 {
     if (!search || num_candidates != search->num_candidates)
         return TD_BAD_ARGUMENT;
@@ -395,8 +395,8 @@ static int are_equal_configs(const td_search_config *a, const td_search_config *
     return a->beam_size == b->beam_size && a->is_greedy == b->is_greedy &&
            a->eos == b->eos && a->min_length == b->min_length &&
            a->num_best == b->num_best && a->end_candidates == b->end_candidates &&
-           a->enough_finished == b->enough_finished &&
-           a->cut_ones_compete == b->cut_ones_compete &&
+           a->max_finished == b->max_finished &&
+           a->ranks_truncated == b->ranks_truncated &&
            a->length_penalty == b->length_penalty &&
            a->is_power_penalty == b->is_power_penalty &&
            a->coverage_penalty == b->coverage_penalty && a->diversity == b->diversity &&

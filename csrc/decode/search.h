@@ -15,7 +15,7 @@ typedef struct {
     int32_t token;   /* that the step appended */
 } BeamEntry;
 
-/* A hypothesis that ended, or that was cut short. */
+/* A finished or a truncated hypothesis. */
 typedef struct {
     double score, log_prob;
     int64_t num_steps; /* steps that appended its tokens, without the end token */
@@ -93,11 +93,11 @@ void search_free(td_search *search);
 int64_t search_num_live(const td_search *search);
 td_status search_live(const td_search *search, int64_t *numbers, int64_t *rows,
                       int64_t *tokens);
-td_status search_next(const td_search *search, double *log_probs,
-                      int64_t *forced_tokens);
-td_status search_grow(td_search *search, int64_t num_candidates,
-                      const double *log_probs, const int64_t *parents,
-                      const int64_t *tokens, const double *coverage);
+td_status search_query(const td_search *search, double *log_probs,
+                       int64_t *forced_tokens);
+td_status search_grow_by_candidates(td_search *search, int64_t num_candidates,
+                                    const double *log_probs, const int64_t *parents,
+                                    const int64_t *tokens, const double *coverage);
 td_status search_join(td_search *search, td_search *other);
 int64_t search_num_hypotheses(const td_search *search, int64_t number);
 td_status search_hypothesis(td_search *search, int64_t number, int64_t rank,

@@ -217,8 +217,9 @@ typedef struct td_stack {
     float *const *weights;
     float *const *grad_weights; /* [parts] pointers to the gradients of all parameters,
                                    which follow one another */
-    /* Weights of all linear maps, packed in bf16, one after another; NULL in fp32.
-     * packed_backward is NULL also if there is no backward pass. */
+    /* Weights of all linear maps, packed in bf16, one after another: as many elements
+     * as the weights have. NULL in fp32; packed_backward is NULL also if there is no
+     * backward pass. */
     td_bf16 *packed_forward, *packed_backward;
     const float *x;      /* [sentences, length, d_model] */
     const float *memory; /* [sentences, memory_length, d_model], the encoder's output */
@@ -384,8 +385,9 @@ typedef struct td_model td_model;
  * values. All groups have the same size. Its model must be freed after it. */
 typedef struct td_decoder td_decoder;
 
-/* Restrictions on the next token of each of some hypotheses, or rows. The tokens of row
- * r are number offsets[r] to offsets[r + 1] - 1; the first offset is 0. */
+/* Restrictions on the next token of each of some hypotheses, or rows. Offsets are [rows
+ * + 1]: the tokens of row r are number offsets[r] to offsets[r + 1] - 1; the first
+ * offset is 0. */
 typedef struct td_restrictions {
     const int64_t *banned_offsets, *banned_tokens; /* that must not follow */
     /* Tokens whose log-probability is multiplied by repetition_penalty; those of a row
@@ -425,14 +427,15 @@ typedef struct td_search_config {
     int64_t eos;        /* end token */
     int64_t min_length; /* smallest number of tokens, without the end token */
     /* The search for a sentence ends when no live hypothesis can beat its num_best best
-     * ones, when enough_finished have finished (and num_best), or at its limit. */
-    int64_t num_best, enough_finished;
+     * ones, when num_best or more have finished and max_finished have, or at its limit.
+     */
+    int64_t num_best, max_finished;
     /* Number of best candidates of a step that may end a hypothesis: 1 to 2 beam_size.
      */
     int64_t end_candidates;
-    /* Whether hypotheses that the length limit cuts short are ranked with finished ones
+    /* Whether hypotheses that the length limit truncates are ranked with finished ones
      * (1), or only if none has finished (0). */
-    int64_t cut_ones_compete;
+    int64_t ranks_truncated;
     /* A score is the log-probability divided by ((5 + length) / 6)^length_penalty, or
      * by length^length_penalty if is_power_penalty, plus coverage_penalty times the
      * coverage (Wu et al., 2016). The length includes the end token. */
@@ -462,7 +465,7 @@ typedef struct td_search td_search;
 typedef struct td_hypothesis {
     double score;
     double log_prob;       /* of all tokens, the end token included */
-    int64_t is_finished;   /* 1: it ends with the end token; 0: it was cut short */
+    int64_t is_finished;   /* 1: it ends with the end token; 0: it is truncated */
     int64_t num_tokens;    /* without the end token */
     const int64_t *tokens; /* [num_tokens] */
     const double *token_log_probs; /* [num_tokens + is_finished] of each token */
@@ -479,7 +482,8 @@ typedef struct td_decode_api {
      * x only. TD_OUT_OF_MEMORY. */
     td_status (*linear_apply)(const td_linear *linear, const float *x, int64_t rows,
                               float *y, int num_threads);
-    /* Write the scales [outputs] of int8 weights. */
+    /* Write the scales [outputs] of int8 weights. TD_BAD_ARGUMENT: the weights are in
+     * fp32. */
     td_status (*linear_scales)(const td_linear *linear, float *scales);
     void (*linear_free)(td_linear *linear);
 
@@ -500,24 +504,25 @@ typedef struct td_decode_api {
     td_status (*model_finish)(td_model *model, int num_threads);
     void (*model_free)(td_model *model);
 
-    /* Encode sentences of lengths[i] >= 1 tokens, whose `ids` follow one another, end
-     * tokens included. Writes the encoder's output, `states` [tokens, d_model].
-     * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
+    /* Encode sentences of `lengths` [sentences] tokens, 1 or more, whose `ids` [tokens]
+     * follow one another, end tokens included. Writes the encoder's output, `states`
+     * [tokens, d_model]. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*encode)(const td_model *model, const int64_t *ids,
                         const int64_t *lengths, int64_t sentences, float *states,
                         int num_threads);
 
     /* Create a decoder that has read nothing, with one hypothesis for each sentence,
-     * given the results of `encode`. It sums the attention of each of its last
-     * `summed_layers` layers over the steps: 0 for none, 1 for decoder_coverage.
-     * TD_OUT_OF_MEMORY. */
+     * given `lengths` [sentences] and the `states` [tokens, d_model] that `encode` has
+     * written. It sums the attention of each of its last `summed_layers` layers over
+     * the steps: 0 for none, 1 for decoder_coverage. TD_OUT_OF_MEMORY. */
     td_status (*decoder_new)(const td_model *model, const float *states,
                              const int64_t *lengths, int64_t sentences,
                              int64_t summed_layers, int num_threads,
                              td_decoder **decoder);
-    /* Restrict each sentence to a shortlist of counts[i] tokens; 0: all tokens. The
-     * lists follow one another in `tokens`, each in ascending order. Logits of other
-     * tokens are minus infinity from now on. TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
+    /* Restrict each sentence to a shortlist of `counts` [sentences] tokens; 0: all
+     * tokens. The lists follow one another in `tokens` [sum of counts], each in
+     * ascending order. Logits of other tokens are minus infinity from now on.
+     * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
     td_status (*decoder_set_shortlists)(td_decoder *decoder, const int64_t *counts,
                                         const int32_t *tokens);
     /* Read the next token of each hypothesis, `ids` [sentences, group], and write the
@@ -557,10 +562,11 @@ typedef struct td_decode_api {
      * token is not below vocab. TD_OUT_OF_MEMORY. */
     td_status (*find_candidates)(const td_candidates *query, const float *logits);
 
-    /* Begin a search. Translations of sentence i have at most max_lengths[i] tokens,
-     * the end token included. With prefix_lengths (NULL: no prefixes), they begin with
-     * prefix_lengths[i] tokens of `prefix_tokens`, in which prefixes follow one
-     * another. TD_BAD_TOKEN: a prefix has a negative id. TD_OUT_OF_MEMORY. */
+    /* Begin a search. Translations have at most `max_lengths` [num_sentences] tokens,
+     * the end token included. They begin with prefixes of `prefix_lengths`
+     * [num_sentences] tokens, which follow one another in `prefix_tokens`; NULL
+     * lengths: no prefixes. TD_BAD_TOKEN: a prefix has a negative id. TD_OUT_OF_MEMORY.
+     */
     td_status (*search_new)(const td_search_config *config, int64_t num_sentences,
                             const int64_t *max_lengths, const int64_t *prefix_lengths,
                             const int64_t *prefix_tokens, td_search **search);
@@ -575,11 +581,10 @@ typedef struct td_decode_api {
      * NULL. */
     td_status (*search_live)(const td_search *search, int64_t *numbers, int64_t *rows,
                              int64_t *tokens);
-    /* Write what callers need to find candidates themselves: the hypotheses'
-     * log-probabilities [live, group], and the only token [live] that may follow, or
-     * -1. Any may be NULL. */
-    td_status (*search_next)(const td_search *search, double *log_probs,
-                             int64_t *forced_tokens);
+    /* Write the fields of td_candidates that callers need to find candidates
+     * themselves: log_probs [live, group] and forced_tokens [live]. Any may be NULL. */
+    td_status (*search_query)(const td_search *search, double *log_probs,
+                              int64_t *forced_tokens);
     /* Find the restrictions of the next token after the hypotheses [live, group]; all
      * pointers are NULL if the configuration has none. The arrays are valid until the
      * next call with the search. TD_OUT_OF_MEMORY. */
@@ -589,14 +594,17 @@ typedef struct td_decode_api {
      * group, vocab] and `mask` as in td_candidates. With a coverage penalty, `coverage`
      * [live, group] of the hypotheses is needed. TD_BAD_TOKEN: a prefix has an id not
      * below vocab. TD_OUT_OF_MEMORY. */
-    td_status (*search_advance)(td_search *search, const float *logits, int64_t vocab,
-                                const uint8_t *mask, const double *coverage);
+    td_status (*search_grow_by_logits)(td_search *search, const float *logits,
+                                       int64_t vocab, const uint8_t *mask,
+                                       const double *coverage);
     /* The same, given candidates [live, num_candidates], best first, as find_candidates
      * writes them; num_candidates is 2 beam_size. TD_BAD_TOKEN: a token does not fit in
      * 31 bits. TD_OUT_OF_MEMORY. */
-    td_status (*search_grow)(td_search *search, int64_t num_candidates,
-                             const double *log_probs, const int64_t *parents,
-                             const int64_t *tokens, const double *coverage);
+    td_status (*search_grow_by_candidates)(td_search *search, int64_t num_candidates,
+                                           const double *log_probs,
+                                           const int64_t *parents,
+                                           const int64_t *tokens,
+                                           const double *coverage);
 
     /* Take steps of a decoder and a search together, until at most `max_live` sentences
      * are live or `max_steps` steps are taken. The decoder must have the search's live
@@ -619,7 +627,7 @@ typedef struct td_decode_api {
     td_status (*search_join)(td_search *search, td_search *other);
 
     /* Number of hypotheses of a sentence that have finished so far or, if it is not
-     * live, were cut short: at most beam_size; 0 if there is no such sentence. */
+     * live, are truncated: at most beam_size; 0 if there is no such sentence. */
     int64_t (*search_num_hypotheses)(const td_search *search, int64_t number);
     /* Hypothesis `rank` of a sentence; 0 is the best. TD_OUT_OF_MEMORY. */
     td_status (*search_hypothesis)(td_search *search, int64_t number, int64_t rank,

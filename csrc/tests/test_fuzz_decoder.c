@@ -248,7 +248,7 @@ static void search(Player *player)
         .eos = pick(0, player->target_vocab - 1),
         .num_best = 1,
         .end_candidates = 2 * beam,
-        .enough_finished = INT64_MAX,
+        .max_finished = INT64_MAX,
         .length_penalty = 0.6,
         .coverage_penalty = pick(0, 1) && beam > 1 ? 0.3 : 0,
     };
@@ -277,8 +277,8 @@ static void search(Player *player)
                    decode->decoder_sentences(decoder)) {
             double coverage[2 * MAX_GROUP] = {0};
             if (decode->decoder_step(decoder, tokens, logits, 1) ||
-                decode->search_advance(search, logits, player->target_vocab, NULL,
-                                       coverage) ||
+                decode->search_grow_by_logits(search, logits, player->target_vocab,
+                                              NULL, coverage) ||
                 decode->search_live(search, NULL, rows, NULL))
                 break;
             if (decode->search_num_live(search))

@@ -57,8 +57,8 @@ static td_search *new_search(const td_decode_api *decode)
         .min_length = odd(0, 3),
         .num_best = odd(1, 2),
         .end_candidates = odd(1, 4),
-        .enough_finished = odd(1, 9),
-        .cut_ones_compete = pick(0, 1),
+        .max_finished = odd(1, 9),
+        .ranks_truncated = pick(0, 1),
         .length_penalty = odd_double(2),
         .is_power_penalty = pick(0, 1),
         .coverage_penalty = odd_double((double)pick(0, 1)),
@@ -101,7 +101,7 @@ static void read_all(const td_decode_api *decode, td_search *search)
 {
     decode->search_live(search, pick(0, 1) ? ints : NULL, pick(0, 1) ? ints : NULL,
                         pick(0, 1) ? ints : NULL);
-    decode->search_next(search, pick(0, 1) ? doubles : NULL, pick(0, 1) ? ints : NULL);
+    decode->search_query(search, pick(0, 1) ? doubles : NULL, pick(0, 1) ? ints : NULL);
     td_restrictions restrictions;
     decode->search_restrictions(search, pick(0, 9) ? &restrictions : NULL);
     const int64_t number = odd(0, 12), rank = odd(0, 2);
@@ -127,10 +127,11 @@ static void grow(const td_decode_api *decode, td_search *search)
     if (decode->search_num_live(search) > MAX_LIVE)
         return;
     const td_status status =
-        pick(0, 3) ? decode->search_advance(search, pick(0, 30) ? logits : NULL, vocab,
+        pick(0, 3)
+            ? decode->search_grow_by_logits(search, pick(0, 30) ? logits : NULL, vocab,
                                             pick(0, 4) ? NULL : mask, coverage)
-                   : decode->search_grow(search, odd(2, 10), doubles, ints, other_ints,
-                                         coverage);
+            : decode->search_grow_by_candidates(search, odd(2, 10), doubles, ints,
+                                                other_ints, coverage);
     num_grown += status == TD_OK;
 }
 

@@ -282,7 +282,7 @@ static td_search_config config_of(int64_t beam_size)
         .eos = EOS,
         .num_best = 1,
         .end_candidates = 2 * beam_size,
-        .enough_finished = INT64_MAX,
+        .max_finished = INT64_MAX,
     };
 }
 
@@ -318,15 +318,17 @@ static void a_beam_ends_when_nothing_can_overtake(const td_api *api)
     const int64_t first_tokens[] = {7, 8, EOS, 9}, second_tokens[] = {EOS, 9, 9, 8};
     int64_t rows[2], tokens[2];
     double log_probs[2];
-    CHECK_STATUS(decode->search_grow(search, 4, first, no_parents, first_tokens, NULL),
+    CHECK_STATUS(decode->search_grow_by_candidates(search, 4, first, no_parents,
+                                                   first_tokens, NULL),
                  TD_OK);
     CHECK_INT(decode->search_num_live(search), 1);
     CHECK_INT(decode->search_num_hypotheses(search, 0), 1); /* the empty one, at -3 */
     CHECK_STATUS(decode->search_live(search, NULL, rows, tokens), TD_OK);
-    CHECK_STATUS(decode->search_next(search, log_probs, NULL), TD_OK);
+    CHECK_STATUS(decode->search_query(search, log_probs, NULL), TD_OK);
     CHECK(rows[0] == 0 && rows[1] == 0 && tokens[0] == 7 && tokens[1] == 8);
     CHECK(log_probs[0] == -1 && log_probs[1] == -2);
-    CHECK_STATUS(decode->search_grow(search, 4, second, parents, second_tokens, NULL),
+    CHECK_STATUS(decode->search_grow_by_candidates(search, 4, second, parents,
+                                                   second_tokens, NULL),
                  TD_OK);
     CHECK_INT(decode->search_num_live(search), 0); /* -1.5 is above -1.75 */
     CHECK_INT(decode->search_num_hypotheses(search, 0), 2);
@@ -352,9 +354,10 @@ static void scores_are_divided_by_the_length_penalty(const td_api *api)
         const int64_t parents[2] = {0}, tokens[] = {5, EOS}, ends[] = {EOS, 5};
         const double log_probs[] = {-1, -2};
         for (int step = 0; step < 3; step++)
-            CHECK_STATUS(api->decode->search_grow(search, 2, log_probs, parents,
-                                                  step < 2 ? tokens : ends, NULL),
-                         TD_OK);
+            CHECK_STATUS(
+                api->decode->search_grow_by_candidates(search, 2, log_probs, parents,
+                                                       step < 2 ? tokens : ends, NULL),
+                TD_OK);
         const double divisor = is_power ? sqrt(3) : sqrt(8.0 / 6.0);
         CHECK_NEAR(hypothesis(api, search, 0, 0).score, -1 / divisor, 1e-15);
         api->decode->search_free(search);
@@ -368,11 +371,12 @@ static void coverage_is_added_to_scores(const td_api *api)
     td_search *search = begin(api, &config, 1, 1);
     const int64_t parents[4] = {0}, tokens[] = {EOS, 5, 6, 7};
     const double log_probs[] = {-1, -2, -3, -4}, coverage[] = {-3};
-    CHECK_STATUS(api->decode->search_grow(search, 4, log_probs, parents, tokens, NULL),
+    CHECK_STATUS(api->decode->search_grow_by_candidates(search, 4, log_probs, parents,
+                                                        tokens, NULL),
                  TD_BAD_ARGUMENT);
-    CHECK_STATUS(
-        api->decode->search_grow(search, 4, log_probs, parents, tokens, coverage),
-        TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_candidates(search, 4, log_probs, parents,
+                                                        tokens, coverage),
+                 TD_OK);
     CHECK(hypothesis(api, search, 0, 0).score == -2.5);
     api->decode->search_free(search);
 }
@@ -382,14 +386,16 @@ static void hypotheses_are_cut_short_at_the_limit(const td_api *api)
     td_search_config config = config_of(3);
     td_search *search = begin(api, &config, 2, 0); /* the same as a limit of one */
     float logits[2 * 4] = {0, 0, -100, 1, 0, 0, -100, 1};
-    CHECK_STATUS(api->decode->search_advance(search, logits, 4, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 4, NULL, NULL),
+                 TD_OK);
     CHECK_INT(api->decode->search_num_live(search), 0);
     CHECK_INT(api->decode->search_num_hypotheses(search, 1), 1);
     CHECK(hypothesis(api, search, 1, 0).is_finished); /* however unlikely */
     api->decode->search_free(search);
     config.min_length = 1;
     search = begin(api, &config, 2, 1);
-    CHECK_STATUS(api->decode->search_advance(search, logits, 4, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 4, NULL, NULL),
+                 TD_OK);
     CHECK_INT(api->decode->search_num_hypotheses(search, 1), 3);
     const td_hypothesis best = hypothesis(api, search, 1, 0);
     CHECK(!best.is_finished && best.num_tokens == 1 && best.tokens[0] == 3);
@@ -403,7 +409,8 @@ static void a_beam_may_be_wider_than_the_vocabulary(const td_api *api)
     td_search *search = begin(api, &config, 3, 4);
     float *logits = calloc(3 * 50 * 3, sizeof *logits);
     while (api->decode->search_num_live(search))
-        CHECK_STATUS(api->decode->search_advance(search, logits, 3, NULL, NULL), TD_OK);
+        CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 3, NULL, NULL),
+                     TD_OK);
     /* All sequences of up to three tokens 0 and 1; the length limit cuts the others. */
     CHECK_INT(api->decode->search_num_hypotheses(search, 2), 1 + 2 + 4 + 8);
     free(logits);
@@ -420,13 +427,14 @@ static void all_hypotheses_begin_with_the_prefix(const td_api *api)
         api->decode->search_new(&config, 3, limits, lengths, prefixes, &search), TD_OK);
     uint32_t state = 3;
     int64_t forced[3];
-    CHECK_STATUS(api->decode->search_next(search, NULL, forced), TD_OK);
+    CHECK_STATUS(api->decode->search_query(search, NULL, forced), TD_OK);
     CHECK(forced[0] == 6 && forced[1] == -1 && forced[2] == 8);
     while (api->decode->search_num_live(search)) {
         float logits[3 * 2 * 9];
         for (int i = 0; i < 3 * 2 * 9; i++)
             logits[i] = random_float(&state);
-        CHECK_STATUS(api->decode->search_advance(search, logits, 9, NULL, NULL), TD_OK);
+        CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 9, NULL, NULL),
+                     TD_OK);
     }
     for (int64_t rank = 0; rank < api->decode->search_num_hypotheses(search, 0);
          rank++) {
@@ -449,9 +457,10 @@ static void a_prefix_outside_the_vocabulary_changes_nothing(const td_api *api)
     CHECK(!search);
     CHECK_STATUS(api->decode->search_new(&config, 1, &limit, &length, &prefix, &search),
                  TD_OK);
-    CHECK_STATUS(api->decode->search_advance(search, logits, 9, NULL, NULL),
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 9, NULL, NULL),
                  TD_BAD_TOKEN);
-    CHECK_STATUS(api->decode->search_advance(search, logits, 10, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 10, NULL, NULL),
+                 TD_OK);
     api->decode->search_free(search);
 }
 
@@ -463,10 +472,12 @@ static void greedy_search_takes_the_likeliest_token(const td_api *api)
     td_search *search = begin(api, &config, 1, 5);
     const float logits[] = {0, 1, 3, 2};
     int64_t token;
-    CHECK_STATUS(api->decode->search_advance(search, logits, 4, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 4, NULL, NULL),
+                 TD_OK);
     CHECK_STATUS(api->decode->search_live(search, NULL, NULL, &token), TD_OK);
     CHECK_INT(token, 3); /* the end would come too early */
-    CHECK_STATUS(api->decode->search_advance(search, logits, 4, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 4, NULL, NULL),
+                 TD_OK);
     CHECK_INT(api->decode->search_num_live(search), 0);
     const td_hypothesis found = hypothesis(api, search, 0, 0);
     CHECK(found.is_finished && found.num_tokens == 1 && found.tokens[0] == 3);
@@ -484,9 +495,11 @@ static void joined_searches_find_what_they_find_alone(const td_api *api)
     for (int i = 0; i < 3 * 2 * 5; i++)
         logits[i] = i % 5 == EOS ? -9.0f : (float)(i % 7) / 4;
     CHECK_STATUS(api->decode->search_join(search, search), TD_BAD_ARGUMENT);
-    CHECK_STATUS(api->decode->search_advance(search, first, 5, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(search, first, 5, NULL, NULL),
+                 TD_OK);
     CHECK_STATUS(api->decode->search_join(search, other), TD_BAD_ARGUMENT);
-    CHECK_STATUS(api->decode->search_advance(other, first, 5, NULL, NULL), TD_OK);
+    CHECK_STATUS(api->decode->search_grow_by_logits(other, first, 5, NULL, NULL),
+                 TD_OK);
     CHECK_STATUS(api->decode->search_join(search, other), TD_OK);
     CHECK_INT(api->decode->search_num_live(other), 0);
     api->decode->search_free(other);
@@ -494,7 +507,8 @@ static void joined_searches_find_what_they_find_alone(const td_api *api)
     CHECK(numbers[0] == 0 && numbers[1] == 1 && numbers[2] == 2);
     int64_t steps = 1;
     for (; api->decode->search_num_live(search); steps++)
-        CHECK_STATUS(api->decode->search_advance(search, logits, 5, NULL, NULL), TD_OK);
+        CHECK_STATUS(api->decode->search_grow_by_logits(search, logits, 5, NULL, NULL),
+                     TD_OK);
     CHECK_INT(steps, 50);
     CHECK_INT(hypothesis(api, search, 0, 0).tokens[0], 4);
     CHECK_INT(hypothesis(api, search, 2, 0).tokens[0], 0);
@@ -515,7 +529,7 @@ static void impossible_configurations_are_refused(const td_api *api)
     bad[3].eos = -1;
     bad[4].num_best = 5;
     bad[5].end_candidates = 9;
-    bad[6].enough_finished = 0;
+    bad[6].max_finished = 0;
     bad[7].length_penalty = NAN;
     bad[8].coverage_penalty = INFINITY;
     bad[9].num_excluded_tokens = 3;

@@ -142,8 +142,8 @@ static void advance(Decoding *decoding)
                  TD_OK);
     if (decoding->is_covered)
         CHECK_STATUS(decode->decoder_coverage(decoding->decoder, coverage), TD_OK);
-    CHECK_STATUS(decode->search_advance(decoding->search, logits, decoding->vocab, NULL,
-                                        coverage),
+    CHECK_STATUS(decode->search_grow_by_logits(decoding->search, logits,
+                                               decoding->vocab, NULL, coverage),
                  TD_OK);
     CHECK_STATUS(decode->search_live(decoding->search, NULL, rows, decoding->tokens),
                  TD_OK);
@@ -195,7 +195,7 @@ static td_search_config config_of(int64_t beam_size, double coverage_penalty)
         .min_length = 3,
         .num_best = 1,
         .end_candidates = 2 * beam_size,
-        .enough_finished = INT64_MAX,
+        .max_finished = INT64_MAX,
         .length_penalty = 0.6,
         .coverage_penalty = coverage_penalty,
     };

@@ -161,7 +161,7 @@ static td_search *make_search(const td_decode_api *decode, int64_t sentences)
         .eos = EOS,
         .num_best = 1,
         .end_candidates = 2 * BEAM,
-        .enough_finished = INT64_MAX,
+        .max_finished = INT64_MAX,
         .length_penalty = 0.6,
         .excluded_tokens = excluded,
         .num_excluded_tokens = 2,
@@ -192,7 +192,8 @@ static td_search *search_all(const TinyModel *tiny, int64_t first, int64_t end,
         }
         int64_t rows[SENTENCES * BEAM];
         CHECK_STATUS(decode->decoder_step(decoder, tokens, logits, 1), TD_OK);
-        CHECK_STATUS(decode->search_advance(search, logits, VOCAB, NULL, NULL), TD_OK);
+        CHECK_STATUS(decode->search_grow_by_logits(search, logits, VOCAB, NULL, NULL),
+                     TD_OK);
         CHECK_STATUS(decode->search_live(search, NULL, rows, tokens), TD_OK);
         const int64_t live = decode->search_num_live(search);
         if (live)

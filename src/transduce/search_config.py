@@ -47,7 +47,7 @@ class SearchConfig:
     patience: float | None = None
     """Search ends after patience times beam_size finished hypotheses (Kasai et al.,
     2022). With it, only the beam_size best candidates of a step may finish. Hypotheses
-    cut off by the length limit are then ranked with the finished ones."""
+    truncated by the length limit are then ranked with the finished ones."""
     length_penalty: float = 0.6
     """Alpha, the strength of length normalization; 0 turns it off."""
     penalty: LengthPenalty = "gnmt"
@@ -241,7 +241,7 @@ class SearchConfig:
         return self.candidates if self.patience is None else self.beam_size
 
     @property
-    def enough_ends(self) -> int | None:
+    def max_finished(self) -> int | None:
         """Number of finished hypotheses that end the search; None for no such limit."""
         if self.patience is None:
             return None
@@ -251,10 +251,10 @@ class SearchConfig:
         return max(math.floor(self.patience * self.beam_size + 0.5), 1)
 
     @property
-    def cut_ones_compete(self) -> bool:
-        """Whether hypotheses cut off by the length limit compete with finished ones.
+    def ranks_truncated(self) -> bool:
+        """Whether truncated hypotheses are ranked with finished ones at the limit.
 
-        In other libraries they do; by default they count only if none has finished.
+        In other libraries they are; by default they count only if none has finished.
         """
         return self.patience is not None
 

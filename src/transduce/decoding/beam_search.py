@@ -139,8 +139,8 @@ class Beams(SentenceArrays):
     """Log-probability of each hypothesis up to each of its tokens."""
     coverage: Float64[np.ndarray, "sentences group"]
     """Coverage of each hypothesis; 0 without a coverage penalty."""
-    num_competing: Int64[np.ndarray, " sentences"]
-    """Number of hypotheses, the first ones, that ranked among the candidates that may
+    num_end_candidates: Int64[np.ndarray, " sentences"]
+    """Number of hypotheses, the first ones, that were among the candidates that may
     end."""
 
     @property
@@ -247,7 +247,7 @@ def initial_state(
             tokens=np.zeros((sentences, 1, FIRST_COLUMNS), np.int64),
             sums=np.zeros((sentences, 1, FIRST_COLUMNS)),
             coverage=np.zeros((sentences, 1)),
-            num_competing=np.zeros(sentences, np.int64),
+            num_end_candidates=np.zeros(sentences, np.int64),
         ),
         finished=FinishedHypotheses(
             scores=np.full((sentences, beam_size), -math.inf),
@@ -396,7 +396,7 @@ class BeamSearch:
         every = np.arange(len(ranks))
         sentence = every[:, None]
         parents, tokens = found.parents[sentence, ranks], found.tokens[sentence, ranks]
-        beams.num_competing = (ranks < config.end_candidates).sum(axis=1)
+        beams.num_end_candidates = (ranks < config.end_candidates).sum(axis=1)
         beams.totals = found.log_probabilities[sentence, ranks]
         beams.coverage = beams.coverage[sentence, parents]
         beams.tokens = beams.tokens[sentence, parents]
@@ -417,8 +417,8 @@ class BeamSearch:
         # 0, so no live hypothesis can score above this bound.
         bound = best / self._divisors(max_lengths)
         is_final = worst_wanted >= bound
-        if config.enough_ends is not None:
-            is_final |= state.num_finished >= config.enough_ends
+        if config.max_finished is not None:
+            is_final |= state.num_finished >= config.max_finished
         return is_over | (is_final & (worst_wanted > -math.inf))
 
     def _divisors(
@@ -440,23 +440,23 @@ class BeamSearch:
         """Return a sentence's hypotheses, best first.
 
         They are the finished ones. Without any, they are the live ones, which the
-        length limit cuts short or which no token may follow. With patience, live ones
-        at the length limit compete with finished ones.
+        length limit truncates or which no token may follow. With patience, live ones at
+        the length limit are ranked with finished ones.
         """
         state = self._state
         num_finished = int((state.finished.scores[number] > -math.inf).sum())
         found = [self._finished(number, rank) for rank in range(num_finished)]
-        num_cut = 0
+        num_truncated = 0
         if not found:
-            num_cut = state.live.totals.shape[1]
+            num_truncated = state.live.totals.shape[1]
         elif (
-            self._config.cut_ones_compete
+            self._config.ranks_truncated
             and state.live.lengths[number] >= state.targets.max_lengths[number]
         ):
-            num_cut = int(state.live.num_competing[number])
+            num_truncated = int(state.live.num_end_candidates[number])
         found += [
-            self._cut_short(number, rank)
-            for rank in range(num_cut)
+            self._truncated(number, rank)
+            for rank in range(num_truncated)
             if state.live.totals[number, rank] > -math.inf
         ]
         found.sort(key=lambda each: -each.score)
@@ -474,7 +474,7 @@ class BeamSearch:
             score=float(finished.scores[place]),
         )
 
-    def _cut_short(self, number: int, rank: int) -> Hypothesis:
+    def _truncated(self, number: int, rank: int) -> Hypothesis:
         beams, place = self._state.live, (number, rank)
         length, total = int(beams.lengths[number]), float(beams.totals[place])
         return Hypothesis(

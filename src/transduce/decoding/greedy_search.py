@@ -123,7 +123,7 @@ class _Path(Sentence):
     def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
         """Append the better of two tokens, but no end token before `min_length`.
 
-        A path that no token may follow is cut short.
+        A path that no token may follow is truncated.
         """
         is_early = len(self.ids) < self._config.min_length
         chosen = 1 if is_early and tokens[0] == self._eos else 0

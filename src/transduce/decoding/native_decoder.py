@@ -232,8 +232,8 @@ class NativeSearch:
             "min_length": config.min_length,
             "num_best": 1 if is_greedy else config.num_best,
             "end_candidates": 1 if is_greedy else config.end_candidates,
-            "enough_finished": min(config.enough_ends or ENDLESS, ENDLESS),
-            "cut_ones_compete": config.cut_ones_compete,
+            "max_finished": min(config.max_finished or ENDLESS, ENDLESS),
+            "ranks_truncated": config.ranks_truncated,
             "length_penalty": config.length_penalty,
             "is_power_penalty": config.penalty == "power",
             "coverage_penalty": (
@@ -253,7 +253,7 @@ class NativeSearch:
             mask = np.ascontiguousarray(self._mask())
         coverage = self._coverage_of_step()
         check(
-            self._api.search_advance(
+            self._api.search_grow_by_logits(
                 self._handle,
                 pointer(logits, "float *"),
                 logits.shape[2],
@@ -268,7 +268,7 @@ class NativeSearch:
         log_probabilities = np.empty((len(self.live), self._group))
         forced = np.empty(len(self.live), np.int64)
         check(
-            self._api.search_next(
+            self._api.search_query(
                 self._handle,
                 pointer(log_probabilities, "double *"),
                 pointer(forced, "int64_t *"),
@@ -307,7 +307,7 @@ class NativeSearch:
         totals, parents, tokens = map(np.ascontiguousarray, found)
         coverage = self._coverage_of_step()
         check(
-            self._api.search_grow(
+            self._api.search_grow_by_candidates(
                 self._handle,
                 totals.shape[1],
                 pointer(totals, "double *"),
