@@ -60,6 +60,12 @@ static inline int are_panels(td_panels panels, int64_t rows, int64_t columns)
     return !panels.data || (panels.rows >= rows && columns % PANEL_WIDTH == 0);
 }
 
+/* Whether a rate of dropout keeps some elements. */
+static inline int is_dropout_rate(td_dropout_rate rate)
+{
+    return rate.num_dropped <= UINT16_MAX;
+}
+
 /* Whether a pointer is NULL although it should point to `count` elements. */
 static inline int is_missing(const void *pointer, int64_t count)
 {

@@ -255,7 +255,8 @@ static int is_result_missing(const float *fp32, td_panels bf16, int64_t count)
 
 static td_status check_attention(const td_attention *a, int num_threads)
 {
-    if (!are_attention_sizes(a) || !is_thread_count(num_threads))
+    if (!are_attention_sizes(a) || !is_thread_count(num_threads) ||
+        !is_dropout_rate(a->dropout.rate))
         return TD_BAD_ARGUMENT;
     const int64_t queries = a->sentences * a->queries;
     const int64_t keys = a->sentences * a->keys;

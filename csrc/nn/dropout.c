@@ -88,7 +88,8 @@ static td_status check_masking(const td_masking *m, int num_threads)
 {
     if (!m || !is_thread_count(num_threads) || !is_between(m->count, 0, MAX_ELEMENTS) ||
         !is_size(m->block_width, 1) || !is_size(m->block_masks, m->block_width) ||
-        m->block_masks % 2 || !is_between(m->first_block, 0, MAX_ELEMENTS))
+        m->block_masks % 2 || !is_between(m->first_block, 0, MAX_ELEMENTS) ||
+        !is_dropout_rate(m->dropout.rate))
         return TD_BAD_ARGUMENT;
     if (is_missing(m->x, m->count) || is_missing(m->y, m->count) ||
         is_missing(m->kept, m->count))

@@ -179,6 +179,7 @@ static td_status check_layer_norm(const td_layer_norm *n, int num_threads)
     if (m->count != n->rows * n->width || m->block_width != n->width ||
         !is_size(m->block_masks, n->width) || m->block_masks % 2 ||
         !is_between(m->first_block, 0, MAX_ELEMENTS) ||
+        !is_dropout_rate(m->dropout.rate) ||
         !are_panels(n->bf16_y, n->rows, n->width) ||
         !are_panels(n->bf16_grad_addend, n->rows, n->width))
         return TD_BAD_ARGUMENT;

@@ -491,6 +491,9 @@ static td_status check_stack(const td_stack *s)
         is_missing(s->memory, s->sentences * s->memory_length) ||
         is_missing(s->states, s->sentences) || !s->seeds || !s->workspace)
         return TD_BAD_ARGUMENT;
+    if (!is_dropout_rate(s->dropout) || !is_dropout_rate(s->attention_dropout) ||
+        !is_dropout_rate(s->relu_dropout))
+        return TD_BAD_ARGUMENT;
     return TD_OK;
 }
 

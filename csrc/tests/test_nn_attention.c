@@ -165,7 +165,7 @@ static void bad_arguments_are_refused(const td_api *api)
 {
     const Case c = {2, 3, 5, 7, 16, 32, 0, 0};
     const td_attention good = new_attention(&c, api->nn->lanes);
-    enum { COUNT = 10 };
+    enum { COUNT = 11 };
     td_attention bad[COUNT];
     for (int i = 0; i < COUNT; i++) {
         bad[i] = good;
@@ -181,6 +181,7 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[7].weights = NULL;
     bad[8].bf16_output = (td_panels){new_array(64), 9};      /* too few rows */
     bad[9].bf16_grad_query = (td_panels){new_array(64), 10}; /* 48 columns */
+    bad[10].dropout.rate.num_dropped = 65536;                /* all elements */
     for (int i = 0; i < COUNT; i++) {
         CHECK_STATUS(api->nn->attention_forward(&bad[i], 1), TD_BAD_ARGUMENT);
         CHECK_STATUS(api->nn->attention_backward(&bad[i], 1), TD_BAD_ARGUMENT);

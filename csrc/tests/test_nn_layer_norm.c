@@ -130,7 +130,7 @@ static void bad_arguments_are_refused(const td_api *api)
 {
     td_layer_norm good = new_layer_norm(5, 32, 0);
     good.workspace = unset_floats(api->nn->layer_norm_workspace(&good));
-    enum { COUNT = 7 };
+    enum { COUNT = 8 };
     td_layer_norm bad[COUNT];
     for (int i = 0; i < COUNT; i++)
         bad[i] = good;
@@ -141,14 +141,17 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[4].masking.kept = NULL;
     bad[5].masking.block_masks = 16;
     bad[6].bf16_y = bad[6].bf16_grad_addend = (td_panels){new_array(64), 4};
+    bad[7].masking.dropout.rate.num_dropped = 65536;
     for (int i = 0; i < COUNT; i++) {
         CHECK_STATUS(api->nn->layer_norm_forward(&bad[i], 1), TD_BAD_ARGUMENT);
         CHECK_STATUS(api->nn->layer_norm_backward(&bad[i], 1), TD_BAD_ARGUMENT);
     }
     td_masking odd = new_masking(10, 5, 5, 0), none = new_masking(10, 5, 6, 0);
+    td_masking all = new_masking(10, 5, 6, 65536);
     none.kept = NULL;
     CHECK_STATUS(api->nn->dropout_forward(&odd, 1), TD_BAD_ARGUMENT);
     CHECK_STATUS(api->nn->dropout_forward(&none, 1), TD_BAD_ARGUMENT);
+    CHECK_STATUS(api->nn->dropout_forward(&all, 1), TD_BAD_ARGUMENT);
     CHECK_STATUS(api->nn->dropout_backward(NULL, 1), TD_BAD_ARGUMENT);
     release_arrays();
 }

@@ -303,7 +303,7 @@ static void bad_arguments_are_refused(const td_api *api)
 {
     TestStack t;
     make_stack(api, &t, 3, 4, 0, 1, 0);
-    enum { COUNT = 18 };
+    enum { COUNT = 21 };
     td_stack bad[COUNT];
     for (int i = 0; i < COUNT; i++)
         bad[i] = t.stack;
@@ -325,6 +325,9 @@ static void bad_arguments_are_refused(const td_api *api)
     bad[15].weights = NULL;
     bad[16].seeds = NULL;
     bad[17].is_bf16 = 1; /* nothing is packed */
+    bad[18].dropout.num_dropped = 65536;
+    bad[19].attention_dropout.num_dropped = 65536;
+    bad[20].relu_dropout.num_dropped = UINT32_MAX;
     for (int i = 0; i < COUNT; i++) {
         CHECK_STATUS(api->nn->stack_forward(&bad[i]), TD_BAD_ARGUMENT);
         CHECK_STATUS(api->nn->stack_backward(&bad[i]), TD_BAD_ARGUMENT);
