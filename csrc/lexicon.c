@@ -209,21 +209,21 @@ static void list_sentences(Learning *learning)
     const td_sentence_pairs *pairs = learning->pairs;
     int64_t *first = learning->first;
     const int64_t words = begin_of(pairs->source_ends, pairs->pairs);
-    const int64_t none = pairs->source_vocab;
-    memset(first, 0, (size_t)(none + 2) * sizeof *first);
+    const int64_t null_word = pairs->source_vocab;
+    memset(first, 0, (size_t)(null_word + 2) * sizeof *first);
     for (int64_t i = 0; i < words; i++)
         first[pairs->sources[i] + 1]++;
-    for (int64_t id = 0; id < none; id++)
+    for (int64_t id = 0; id < null_word; id++)
         first[id + 1] += first[id];
-    first[none + 1] = first[none] + pairs->pairs;
+    first[null_word + 1] = first[null_word] + pairs->pairs;
     /* While sentences are listed, first[id] is where the next one of its row goes. In
      * the end it is the end of the row, which is where the next row begins. */
     for (int64_t n = 0, i = 0; n < pairs->pairs; n++) {
         for (; i < pairs->source_ends[n]; i++)
             learning->sentences[first[pairs->sources[i]]++] = (int32_t)n;
-        learning->sentences[first[none]++] = (int32_t)n;
+        learning->sentences[first[null_word]++] = (int32_t)n;
     }
-    for (int64_t id = none; id > 0; id--)
+    for (int64_t id = null_word; id > 0; id--)
         first[id] = first[id - 1];
     first[0] = 0;
 }
@@ -249,7 +249,7 @@ static td_status begin_learning(Learning *learning, int num_threads)
     const td_sentence_pairs *pairs = learning->pairs;
     const double targets = (double)begin_of(pairs->target_ends, pairs->pairs);
     const double sources = (double)begin_of(pairs->source_ends, pairs->pairs);
-    const double cells = (double)pairs->target_vocab * num_threads;
+    const double elements = (double)pairs->target_vocab * num_threads;
     learning->num_rows = pairs->source_vocab + 1;
     learning->first =
         allocate_lines((double)(learning->num_rows + 1) * sizeof(int64_t));
@@ -257,9 +257,9 @@ static td_status begin_learning(Learning *learning, int num_threads)
         allocate_lines((sources + (double)pairs->pairs) * sizeof(int32_t));
     learning->inverse_sums = allocate_lines(targets * sizeof(float));
     learning->rows = allocate_zeros((double)learning->num_rows * sizeof(Row));
-    learning->probs = allocate_zeros(cells * sizeof(float));
-    learning->counts = allocate_zeros(cells * sizeof(double));
-    learning->seen = allocate_lines(cells * sizeof(int32_t));
+    learning->probs = allocate_zeros(elements * sizeof(float));
+    learning->counts = allocate_zeros(elements * sizeof(double));
+    learning->seen = allocate_lines(elements * sizeof(int32_t));
     if (!learning->first || !learning->sentences || !learning->inverse_sums ||
         !learning->rows || !learning->probs || !learning->counts || !learning->seen)
         return TD_OUT_OF_MEMORY;

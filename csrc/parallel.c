@@ -15,6 +15,7 @@
 #include <stddef.h>
 #include <time.h>
 
+#include "sizes.h"
 #include "transduce.h"
 
 #define PARTS_PER_THREAD 4 /* so that fast threads take over the parts of slow ones */
@@ -38,9 +39,8 @@ static void do_parts(void *given)
         const int64_t first = atomic_fetch_add(&job->next, job->part_size);
         if (first >= job->items)
             return;
-        const int64_t left = job->items - first;
-        const int64_t count = left < job->part_size ? left : job->part_size;
-        job->part(job->shared, first, first + count, worker);
+        const int64_t end = min_i64(first + job->part_size, job->items);
+        job->part(job->shared, first, end, worker);
     }
 }
 
@@ -87,14 +87,17 @@ static int64_t monotonic_ns(void)
     return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
 }
 
-/* Spin until the number equals `value` (is_equal is 1) or differs from it (0), for
- * SPIN_NS at most. The bound is a time, as a pause takes from 1 to 140 cycles. */
-static void spin_until(_Atomic unsigned *number, int is_equal, unsigned value)
+enum Condition { EQUALS, DIFFERS_FROM };
+
+/* Spin until the condition holds between a number and a value, for SPIN_NS at most. The
+ * bound is a time, as a pause takes from 1 to 140 cycles. */
+static void spin_until(_Atomic unsigned *number, enum Condition condition,
+                       unsigned value)
 {
     const int64_t end = monotonic_ns() + SPIN_NS;
     do {
         for (int i = 0; i < PAUSES; i++) {
-            if ((atomic_load(number) == value) == is_equal)
+            if ((atomic_load(number) == value) == (condition == EQUALS))
                 return;
             pause_spinning();
         }
@@ -157,7 +160,7 @@ static void *run_thread(void *unused)
         pthread_mutex_unlock(&pool.mutex);
         do_parts(job);
         leave_job();
-        spin_until(&pool.id, 0, id);
+        spin_until(&pool.id, DIFFERS_FROM, id);
         pthread_mutex_lock(&pool.mutex);
     }
     return NULL;
@@ -198,7 +201,7 @@ static void close_job(void)
     pthread_mutex_lock(&pool.mutex);
     pool.job = NULL;
     pthread_mutex_unlock(&pool.mutex);
-    spin_until(&pool.inside, 1, 0);
+    spin_until(&pool.inside, EQUALS, 0);
     pthread_mutex_lock(&pool.mutex);
     while (atomic_load(&pool.inside))
         pthread_cond_wait(&pool.job_left, &pool.mutex);
@@ -222,11 +225,11 @@ void parallel_for(Part part, void *shared, int64_t items, int64_t min_items,
                   int num_threads)
 {
     const int64_t threads = num_threads > 1 ? num_threads : 1;
-    const int64_t part_size = items / (PARTS_PER_THREAD * threads);
-    Job job = {part, shared, items, part_size < min_items ? min_items : part_size,
-               0,    0};
-    if (job.part_size < 1)
-        job.part_size = 1;
+    const int64_t share = items / (PARTS_PER_THREAD * threads);
+    Job job = {.part = part,
+               .shared = shared,
+               .items = items,
+               .part_size = max_i64(max_i64(share, min_items), 1)};
     const GompParallel run = atomic_load(&gomp_parallel);
     if (threads == 1 || job.part_size >= items)
         do_parts(&job);

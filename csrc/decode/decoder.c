@@ -139,11 +139,11 @@ static td_status decoder_step(td_decoder *decoder, const int64_t *ids, float *lo
     return status;
 }
 
-TD_INTERNAL td_status reorder_hypotheses(td_decoder *decoder, const int64_t *rows,
-                                         int64_t sentences, int64_t group)
+TD_INTERNAL td_status decoder_reorder(td_decoder *decoder, const int64_t *rows,
+                                      int64_t sentences, int64_t group)
 {
     if (!decoder || !is_between(sentences, 0, decoder->state.sentences) ||
-        !is_between(group, 1, MAX_ROWS) || (sentences && !rows) ||
+        !is_between(group, 1, MAX_ROWS) || is_missing(rows, sentences) ||
         sentences > MAX_ROWS / group)
         return TD_BAD_ARGUMENT;
     const int64_t old_group = decoder->state.group;

@@ -20,10 +20,10 @@ TD_INTERNAL td_status fill_cross_caches(td_decoder *decoder, const float *states
                                         int num_threads);
 
 /* Implementation of td_decode_api.decoder_reorder. */
-TD_INTERNAL td_status reorder_hypotheses(td_decoder *decoder, const int64_t *rows,
-                                         int64_t sentences, int64_t group);
+TD_INTERNAL td_status decoder_reorder(td_decoder *decoder, const int64_t *rows,
+                                      int64_t sentences, int64_t group);
 
-/* As td_decode_api.decoder_coverage. The decoder must sum attention. */
+/* td_decode_api.decoder_coverage without checks: the decoder must sum attention. */
 TD_INTERNAL void sum_coverage(const td_decoder *decoder, double *coverage);
 
 #endif

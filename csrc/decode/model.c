@@ -23,7 +23,7 @@ typedef struct {
     const float *bias;
 } Affine;
 
-_Static_assert(offsetof(Affine, weight) == 0, "affine_of() subtracts nothing");
+_Static_assert(offsetof(Affine, weight) == 0, "a weight has the address of its Affine");
 
 typedef struct {
     Affine query, key_value, output;
@@ -581,7 +581,7 @@ static td_status pack_layer(const Packer *packer, const RawLayer *raw, int is_de
 static td_status pack_stack(const Packer *packer, const RawLayer *raw,
                             const Affine *final_norm, int is_decoder, Stack *stack)
 {
-    td_status status = raw ? TD_OK : TD_BAD_ARGUMENT;
+    td_status status = TD_OK;
     for (int64_t i = 0; status == TD_OK && i < stack->num_layers; i++)
         status = pack_layer(packer, raw + i, is_decoder, stack->layers + i);
     if (status == TD_OK && stack->is_pre_norm)

@@ -76,7 +76,8 @@ typedef struct {
     int num_threads;
     td_candidates query;
     CandidateWorkspace workspace;
-    Matrix logits; /* of one part, for all rows; with shortlists, of all of them */
+    Matrix logits; /* of one part of the vocabulary, for all rows; with shortlists, of
+                      one sentence's list on each thread: [threads, group, list] */
     double logits_bytes; /* of the buffer of `logits` */
     FusedSoftmax *fused; /* of each row */
 } Run;
@@ -238,8 +239,8 @@ static td_status grow_both(Run *run)
     if (needs_coverage(search))
         sum_coverage(run->decoder, search->coverage);
     grow_live(search);
-    return search->num_live ? reorder_hypotheses(run->decoder, search->rows,
-                                                 search->num_live, search->group)
+    return search->num_live ? decoder_reorder(run->decoder, search->rows,
+                                              search->num_live, search->group)
                             : TD_OK;
 }
 

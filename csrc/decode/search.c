@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "checks.h"
 #include "decode/beam_search.h"
 #include "sizes.h"
 
@@ -154,13 +155,18 @@ static td_status reserve_trace(td_search *search, int64_t num_steps)
 
 /* ---- Interface --------------------------------------------------------------- */
 
-static int is_valid_restriction(const td_search_config *config)
+static int is_nonnegative(double number) { return isfinite(number) && number >= 0; }
+
+/* Whether the n-grams, bad words and repetition penalty of a configuration are valid.
+ */
+static int are_valid_restrictions(const td_search_config *config)
 {
     int64_t num_tokens = 0;
     if (config->no_repeat_ngram < 0 || config->num_bad_words < 0 ||
-        !isfinite(config->repetition_penalty) || config->repetition_penalty < 0)
+        !is_nonnegative(config->repetition_penalty))
         return 0;
-    if (config->num_bad_words && !(config->bad_word_lengths && config->bad_word_tokens))
+    if (is_missing(config->bad_word_lengths, config->num_bad_words) ||
+        is_missing(config->bad_word_tokens, config->num_bad_words))
         return 0;
     for (int64_t i = 0; i < config->num_bad_words; i++)
         if (config->bad_word_lengths[i] < 1 ||
@@ -173,22 +179,15 @@ static int is_valid_restriction(const td_search_config *config)
 static int is_valid_config(const td_search_config *config)
 {
     const int64_t size = config->beam_size;
-    if (size < 1 || size > MAX_BEAM_SIZE || (config->is_greedy && size != 1))
-        return 0;
-    if (config->eos < 0 || config->min_length < 0 || config->num_excluded_tokens < 0)
-        return 0;
-    if (config->num_excluded_tokens && !config->excluded_tokens)
-        return 0;
-    if (config->num_best < 1 || config->num_best > size)
-        return 0;
-    if (!is_valid_restriction(config))
-        return 0;
-    if (config->end_candidates < 1 || config->end_candidates > 2 * size)
-        return 0;
-    return config->max_finished >= 1 && isfinite(config->length_penalty) &&
-           config->length_penalty >= 0 && isfinite(config->coverage_penalty) &&
-           config->coverage_penalty >= 0 && isfinite(config->diversity) &&
-           config->diversity >= 0;
+    return is_between(size, 1, config->is_greedy ? 1 : MAX_BEAM_SIZE) &&
+           config->eos >= 0 && config->min_length >= 0 &&
+           config->num_excluded_tokens >= 0 &&
+           !is_missing(config->excluded_tokens, config->num_excluded_tokens) &&
+           is_between(config->num_best, 1, size) &&
+           is_between(config->end_candidates, 1, 2 * size) &&
+           config->max_finished >= 1 && is_nonnegative(config->length_penalty) &&
+           is_nonnegative(config->coverage_penalty) &&
+           is_nonnegative(config->diversity) && are_valid_restrictions(config);
 }
 
 /* Whether limits and prefixes are valid. */
@@ -197,7 +196,7 @@ static td_status check_sentences(int64_t num_sentences, const int64_t *max_lengt
                                  const int64_t *prefix_tokens)
 {
     int64_t num_tokens = 0;
-    if (num_sentences < 0 || (num_sentences && !max_lengths))
+    if (num_sentences < 0 || is_missing(max_lengths, num_sentences))
         return TD_BAD_ARGUMENT;
     for (int64_t i = 0; i < num_sentences; i++)
         if (max_lengths[i] < 0)
@@ -206,7 +205,7 @@ static td_status check_sentences(int64_t num_sentences, const int64_t *max_lengt
         if (prefix_lengths[i] < 0 ||
             __builtin_add_overflow(num_tokens, prefix_lengths[i], &num_tokens))
             return TD_BAD_ARGUMENT;
-    if (num_tokens && !prefix_tokens)
+    if (is_missing(prefix_tokens, num_tokens))
         return TD_BAD_ARGUMENT;
     for (int64_t i = 0; i < num_tokens; i++)
         if (prefix_tokens[i] < 0)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "alloc.h"
+#include "checks.h"
 #include "gemm/gather.h"
 #include "gemm/pack.h"
 
@@ -63,7 +64,7 @@ TD_INTERNAL void free_shortlists(Shortlists *shortlists)
 /* Whether tokens are in ascending order and in the vocabulary. */
 static td_status check_list(const int32_t *tokens, int64_t count, int64_t vocab)
 {
-    if (count < 0 || count > vocab || (count && !tokens))
+    if (!is_between(count, 0, vocab) || is_missing(tokens, count))
         return TD_BAD_ARGUMENT;
     for (int64_t i = 0; i < count; i++) {
         if (tokens[i] < 0 || tokens[i] >= vocab)

@@ -105,13 +105,13 @@ TD_INTERNAL void apply_linear(Workspace *work, const Linear *linear, const Matri
     multiply(linear, &work->quantized, y, relu, work->num_threads);
 }
 
-/* Arguments of sum_rows: x += addend, then y = LayerNorm(x). */
+/* Add & norm (Figure 1): x += addend, then y = LayerNorm(x). */
 typedef struct {
     const Workspace *work;
     const Norm *norm;
     const Matrix *addend; /* or NULL */
     const Matrix *y;      /* or NULL */
-} NormalizedSum;
+} AddNorm;
 
 static float sum_of_row(const float *x, int64_t width)
 {
@@ -154,9 +154,9 @@ static void normalize_row(const float *x, int64_t width, float epsilon,
         y[i] = (x[i] - mean) * factor * norm->gain[i] + norm->bias[i];
 }
 
-static void sum_rows(void *shared, int64_t first, int64_t end, int worker)
+static void add_norm_rows(void *shared, int64_t first, int64_t end, int worker)
 {
-    const NormalizedSum *sum = shared;
+    const AddNorm *sum = shared;
     const Stack *stack = sum->work->stack;
     const int64_t width = stack->d_model;
     (void)worker;
@@ -175,16 +175,16 @@ TD_INTERNAL const Matrix *sublayer_input(Workspace *work, const Norm *norm)
 {
     if (!work->stack->is_pre_norm)
         return &work->x;
-    NormalizedSum sum = {work, norm, NULL, &work->sublayer};
-    parallel_for(sum_rows, &sum, work->rows, MIN_ROWS, work->num_threads);
+    AddNorm sum = {work, norm, NULL, &work->sublayer};
+    parallel_for(add_norm_rows, &sum, work->rows, MIN_ROWS, work->num_threads);
     return &work->sublayer;
 }
 
 TD_INTERNAL void add_and_norm(Workspace *work, const Norm *norm)
 {
     const Matrix *normalized = work->stack->is_pre_norm ? NULL : &work->x;
-    NormalizedSum sum = {work, norm, &work->sublayer, normalized};
-    parallel_for(sum_rows, &sum, work->rows, MIN_ROWS, work->num_threads);
+    AddNorm sum = {work, norm, &work->sublayer, normalized};
+    parallel_for(add_norm_rows, &sum, work->rows, MIN_ROWS, work->num_threads);
 }
 
 TD_INTERNAL void feed_forward(Workspace *work, const Layer *layer)

@@ -169,7 +169,7 @@ static void update_cell_rows(void *shared, int64_t first, int64_t end, int worke
 }
 
 /* Recurrent sub-layer in place of self-attention (SSRU; Kim et al., 2019). */
-static void recur(const LayerStep *step)
+static void decoder_recurrence(const LayerStep *step)
 {
     Workspace *work = step->work;
     const Layer *layer = step->layer;
@@ -209,7 +209,7 @@ static void apply_layers(Workspace *work, const DecoderState *state)
             .summed_layer = i - (stack->num_layers - state->summed_layers),
         };
         if (stack->is_recurrent)
-            recur(&step);
+            decoder_recurrence(&step);
         else
             decoder_self_attention(&step);
         cross_attention(&step);

@@ -9,10 +9,9 @@
 #include "simd/vec.h"
 #include "sizes.h"
 
-/* Bound on the difference between a logit to base 2 (x log2(e)) that is computed in
- * registers and the stored logit, times log2(e), which is rounded differently: they
- * differ by less than FUSED_ERROR * (1 + |logit to base 2|), unless terms of the sums
- * are huge. */
+/* A logit to base 2 (x log2(e)) that is computed in registers and log2(e) times the
+ * stored logit are rounded differently. They differ by less than
+ * FUSED_ERROR * (1 + |logit to base 2|), unless terms of the sums are huge. */
 #define FUSED_ERROR 1e-3f
 
 /* ---- TopK -------------------------------------------------------------------- */
@@ -442,8 +441,8 @@ static td_status check_restrictions(const td_candidates *query)
         !are_offsets(given->repeated_offsets, rows) || !(given->repetition_penalty > 0))
         return TD_BAD_ARGUMENT;
     const int64_t count = given->repeated_offsets[rows];
-    if ((given->banned_offsets[rows] && !given->banned_tokens) ||
-        (count && !given->repeated_tokens))
+    if (is_missing(given->banned_tokens, given->banned_offsets[rows]) ||
+        is_missing(given->repeated_tokens, count))
         return TD_BAD_ARGUMENT;
     for (int64_t i = 0; i < count; i++)
         if (given->repeated_tokens[i] < 0 || given->repeated_tokens[i] >= query->vocab)
@@ -457,10 +456,12 @@ static td_status check_query(const td_candidates *query)
         !is_size(query->vocab, 1) || !is_size(query->count, 1))
         return TD_BAD_ARGUMENT;
     if (query->num_excluded_tokens < 0 ||
-        (query->num_excluded_tokens && !query->excluded_tokens))
+        is_missing(query->excluded_tokens, query->num_excluded_tokens))
         return TD_BAD_ARGUMENT;
-    if (query->sentences && (!query->log_probs || !query->found_log_probs ||
-                             !query->found_parents || !query->found_tokens))
+    if (is_missing(query->log_probs, query->sentences) ||
+        is_missing(query->found_log_probs, query->sentences) ||
+        is_missing(query->found_parents, query->sentences) ||
+        is_missing(query->found_tokens, query->sentences))
         return TD_BAD_ARGUMENT;
     for (int64_t i = 0; query->forced_tokens && i < query->sentences; i++)
         if (query->forced_tokens[i] < -1 || query->forced_tokens[i] >= query->vocab)
@@ -484,18 +485,21 @@ static td_status reserve_candidates(const td_candidates *query,
         __builtin_add_overflow(bytes, (size_t)num_repeated(query) * sizeof(float),
                                &bytes))
         return TD_OUT_OF_MEMORY;
-    if (!workspace->num_taken || bytes > workspace->capacity) {
-        void *buffers = allocate_lines((double)bytes);
-        if (!buffers)
+    if (!workspace->block || bytes > workspace->capacity) {
+        void *block = allocate_lines((double)bytes);
+        if (!block)
             return TD_OUT_OF_MEMORY;
-        free(workspace->num_taken);
-        workspace->num_taken = buffers;
+        free(workspace->block);
+        workspace->block = block;
         workspace->capacity = bytes;
     }
+    workspace->num_taken = workspace->block;
     workspace->rows = (CandidateRow *)(workspace->num_taken + group);
-    workspace->tokens = (Token *)(workspace->rows + rows) + LANES;
-    workspace->values = (float *)(workspace->tokens + rows * workspace->stride);
-    workspace->repeated_logits = workspace->values - LANES + rows * workspace->stride;
+    Token *tokens = (Token *)(workspace->rows + rows);
+    float *values = (float *)(tokens + rows * workspace->stride);
+    workspace->repeated_logits = values + rows * workspace->stride;
+    workspace->tokens = tokens + LANES; /* after the padding of the first row */
+    workspace->values = values + LANES;
     return TD_OK;
 }
 
@@ -558,13 +562,13 @@ TD_INTERNAL void finish_candidates(const td_candidates *query,
 
 TD_INTERNAL void free_candidates(CandidateWorkspace *workspace)
 {
-    free(workspace->num_taken);
+    free(workspace->block);
     *workspace = (CandidateWorkspace){0};
 }
 
 TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *logits)
 {
-    if (!query || (!logits && query->sentences))
+    if (!query || is_missing(logits, query->sentences))
         return TD_BAD_ARGUMENT;
     CandidateWorkspace workspace = {0};
     const td_status status = begin_candidates(query, &workspace);

@@ -43,9 +43,10 @@ typedef struct {
     float forced_logit; /* of the forced token, if there is one */
 } CandidateRow;
 
-/* Buffers for finding candidates, in one block that begins at `num_taken`. Zero before
- * its first use; free_candidates() frees it. */
+/* Buffers for finding candidates. Zero before its first use; free_candidates() frees
+ * it. */
 typedef struct {
+    void *block;     /* in which all buffers are */
     size_t capacity; /* bytes of the block */
     int64_t count;   /* logits that each row keeps */
     int64_t stride;  /* of values and tokens, from row to row */

@@ -98,8 +98,9 @@ static USES_AMX_BF16 void end_sums(const Bf16Epilogue *e, Bf16Region at)
             round_sums(e, at.row + row, at.column, vec_load(from),
                        vec_load(from + TILE));
         }
-    } else
+    } else {
         store_fp32_sums(e->fp32 + at.row * e->columns + at.column, e->columns, at.rows);
+    }
 }
 
 /* Cache lines to prefetch while a region is computed: the next region's results, and
@@ -135,8 +136,8 @@ static inline __attribute__((always_inline)) USES_AMX_BF16 void
 add_tile_products(const td_bf16 *x, int64_t panel_stride, const td_bf16 *packed,
                   int64_t inner, int has_lower, RegionPrefetch ahead)
 {
-    const int64_t row_stride = PANEL_WIDTH * sizeof *x,
-                  pair_stride = 2 * PACKED_COLUMNS * sizeof *x;
+    const int64_t row_stride = PANEL_WIDTH * sizeof *x;
+    const int64_t pair_stride = 2 * PACKED_COLUMNS * sizeof *x;
     for (int64_t i = 0; i < inner; i += TILE_DEPTH) {
         _tile_loadd(6, packed, pair_stride);
         _tile_loadd(7, packed + 2 * TILE, pair_stride);

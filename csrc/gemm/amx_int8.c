@@ -156,7 +156,7 @@ store_int32_sums(Int32Sums *sums, const int are_two)
  * `are_two`, whether there are two tiles of rows, is a literal at each call. */
 static inline __attribute__((always_inline)) USES_AMX void
 sum_region(const Product *product, const LogitSink *sink, const Int8Region *region,
-           const int are_two, const Int8Region *before, WeightPrefetch *ahead)
+           const int are_two, const Int8Region *pending, WeightPrefetch *ahead)
 {
     const int64_t stride = product->x->stride, step = step_bytes(1);
     const int64_t inputs = product->linear->inputs;
@@ -184,18 +184,18 @@ sum_region(const Product *product, const LogitSink *sink, const Int8Region *regi
             _tile_dpbusd(3, 5, 7);
         }
         prefetch_weights(ahead);
-        finish_region(product, sink, before, done, share);
+        finish_region(product, sink, pending, done, share);
         weights += AMX_ROW_BYTES / INT8_GROUP * step;
     }
     store_int32_sums(region->sums, are_two);
 }
 
 /* Multiply all rows by a block, and prefetch the next one unless this is the last.
- * `before` is the region whose results are still to be finished: on return, the last
+ * `pending` is the region whose results are still to be finished: on return, the last
  * region of this block. */
 static inline __attribute__((always_inline)) USES_AMX void
 amx_multiply_block(const Product *product, const LogitSink *sink, int64_t block,
-                   int is_last, Int8Region *before, Int32Sums sums[2])
+                   int is_last, Int8Region *pending, Int32Sums sums[2])
 {
     const int64_t rows = product->x->rows, region_rows = 2 * AMX_ROWS;
     const int64_t bytes = num_groups(product->linear->inputs, 1) * step_bytes(1);
@@ -209,12 +209,12 @@ amx_multiply_block(const Product *product, const LogitSink *sink, int64_t block,
     for (int64_t row = 0; row < rows; row += region_rows) {
         Int8Region region = {row, min_i64(rows - row, region_rows),
                              block * BLOCK_OUTPUTS,
-                             before->sums == sums ? sums + 1 : sums};
+                             pending->sums == sums ? sums + 1 : sums};
         if (region.count > AMX_ROWS)
-            sum_region(product, sink, &region, 1, before, &ahead);
+            sum_region(product, sink, &region, 1, pending, &ahead);
         else
-            sum_region(product, sink, &region, 0, before, &ahead);
-        *before = region;
+            sum_region(product, sink, &region, 0, pending, &ahead);
+        *pending = region;
     }
 }
 
@@ -223,12 +223,12 @@ amx_multiply_blocks(const Product *product, const LogitSink *sink, int64_t first
                     int64_t end)
 {
     Int32Sums sums[2];
-    Int8Region before = {.count = 0, .sums = sums + 1};
+    Int8Region pending = {.count = 0, .sums = sums + 1};
     complete_writes();
     _tile_loadconfig(&amx_full_tiles);
     for (int64_t block = first; block < end; block++)
-        amx_multiply_block(product, sink, block, block + 1 == end, &before, sums);
-    finish_region(product, sink, &before, 0, before.count);
+        amx_multiply_block(product, sink, block, block + 1 == end, &pending, sums);
+    finish_region(product, sink, &pending, 0, pending.count);
     _tile_release();
 }
 

@@ -82,9 +82,9 @@ round_sums(const Bf16Epilogue *e, int64_t row, int64_t column, vec first, vec se
     first = vec_max(min, first) * scale;
     second = vec_max(min, second) * scale;
     __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-    if (e->positive.data) {
+    if (e->relu_output.data) {
         const __m512i values =
-            _mm512_loadu_si512(panel_element(e->positive, row, column));
+            _mm512_loadu_si512(panel_element(e->relu_output, row, column));
         const __mmask32 is_positive =
             _mm512_cmpgt_epi16_mask(values, _mm512_setzero_si512());
         rounded = _mm512_maskz_mov_epi16(is_positive, rounded);

@@ -20,8 +20,8 @@ static float dot_product(td_panels x, int64_t row, Bf16Matrix matrix, int64_t co
     float sum = 0.0f;
     for (int64_t i = 0; i < matrix.inner; i += 2) {
         float one[2], other[2];
-        widen(2, panel_element(x, row, i), one);
-        widen(2, packed + i * PACKED_COLUMNS, other);
+        bf16_to_floats(2, panel_element(x, row, i), one);
+        bf16_to_floats(2, packed + i * PACKED_COLUMNS, other);
         sum += one[0] * other[0] + one[1] * other[1];
     }
     return sum;
@@ -39,14 +39,15 @@ static void write_sum(const Bf16Epilogue *e, int64_t row, int64_t column, float 
     if (e->relu && sum < 0.0f)
         sum = 0.0f;
     /* A bf16 number is positive if its bits are, read as an integer. */
-    if (e->positive.data && (int16_t)*panel_element(e->positive, row, column) <= 0)
+    if (e->relu_output.data &&
+        (int16_t)*panel_element(e->relu_output, row, column) <= 0)
         sum = 0.0f;
     if (e->dropout) {
         sum *= e->dropout->scale;
         if (e->dropout->kept && !(*kept_bits(e, row, column) >> column % CHAR_BIT & 1))
             sum *= 0.0f; /* keeps NaN */
     }
-    narrow(1, &sum, panel_element(e->bf16, row, column));
+    floats_to_bf16(1, &sum, panel_element(e->bf16, row, column));
 }
 
 TD_INTERNAL void multiply_bf16(td_panels x, RowSpan rows, Bf16Matrix matrix,

@@ -13,8 +13,8 @@
 /* Dropout of a product's results. */
 typedef struct {
     const uint8_t *kept; /* [rows, columns / 8]: a bit for each element, 0 if it is
-                            dropped. NULL in the backward pass: there `positive`, the
-                            forward result, is zero where elements were dropped. */
+                            dropped. NULL in the backward pass, where `relu_output` is
+                            zero for dropped elements. */
     float scale;         /* of kept elements */
 } Bf16Dropout;
 
@@ -28,8 +28,9 @@ typedef struct {
     /* Only with `bf16`: */
     int relu;                   /* 1: negative sums become zero */
     const Bf16Dropout *dropout; /* or NULL */
-    td_panels positive; /* [rows, columns]: results become zero where these numbers are
-                           not positive; optional */
+    td_panels relu_output;      /* [rows, columns], in the backward pass of a ReLU:
+                                   results become zero where it is not positive;
+                                   optional */
 } Bf16Epilogue;
 
 /* Rows `first` to `end` - 1. */
@@ -37,7 +38,8 @@ typedef struct {
     int64_t first, end;
 } RowSpan;
 
-/* What computes the products: td_get_bf16_unit(), if this instruction set has it. */
+/* Unit that computes the products: td_get_bf16_unit(), if this instruction set has it.
+ */
 TD_INTERNAL td_bf16_unit bf16_unit(void);
 
 /* Whether this instruction set was compiled with these units. */

@@ -154,21 +154,21 @@ typedef struct {
     int accumulates;
     const float *bias; /* or NULL */
     vec min;           /* 0 for ReLU, else -infinity */
-} Addition;
+} Epilogue;
 
 /* Finish LANES sums of a row, of which `left` are in the matrix, and store them. */
-static inline void store_sums(const Addition *addition, vec sums, int64_t column,
+static inline void store_sums(const Epilogue *epilogue, vec sums, int64_t column,
                               int64_t left, float *to)
 {
     const vec_mask mask = vec_mask_first(left);
-    if (addition->accumulates)
+    if (epilogue->accumulates)
         sums += left >= LANES ? vec_load(to) : vec_load_masked(mask, to);
-    if (addition->bias) {
-        const float *bias = addition->bias + column;
+    if (epilogue->bias) {
+        const float *bias = epilogue->bias + column;
         sums += left >= LANES ? vec_load(bias) : vec_load_masked(mask, bias);
     }
     /* vec_max returns its second argument if that is NaN. */
-    vec_store_first(to, left, vec_max(addition->min, sums));
+    vec_store_first(to, left, vec_max(epilogue->min, sums));
 }
 
 /* Each row has the sums of the first and of the last LANES columns of a tile. */
@@ -182,16 +182,16 @@ static inline void store_sums(const Addition *addition, vec sums, int64_t column
 #define STORE_SUMS(i)                                                                  \
     if (i < TILE_HEIGHT && i < rows) {                                                 \
         float *to = c + i * stride;                                                    \
-        store_sums(addition, left##i, column, columns, to);                            \
+        store_sums(epilogue, left##i, column, columns, to);                            \
         if (columns > LANES)                                                           \
-            store_sums(addition, right##i, column + LANES, columns - LANES,            \
+            store_sums(epilogue, right##i, column + LANES, columns - LANES,            \
                        to + LANES);                                                    \
     }
 _Static_assert(TILE_HEIGHT <= 12, "EACH_ROW has enough rows");
 
 /* Multiply a panel of a, with `rows` rows that are not padding, by a panel of b, with
  * `columns` such columns, the first of which is `column`. */
-static void multiply_panels(const Addition *addition, const float *a, int64_t rows,
+static void multiply_panels(const Epilogue *epilogue, const float *a, int64_t rows,
                             const float *b, int64_t column, int64_t columns,
                             int64_t inner, float *c, int64_t stride)
 {
@@ -206,13 +206,13 @@ static void multiply_panels(const Addition *addition, const float *a, int64_t ro
     EACH_ROW(STORE_SUMS)
 }
 
-static void multiply_block(const td_product *p, const Addition *addition, Span rows,
+static void multiply_block(const td_product *p, const Epilogue *epilogue, Span rows,
                            Span columns, int64_t inner, ProductWorkspace work)
 {
     for (int64_t j = 0; j < columns.count; j += TILE_WIDTH)
         for (int64_t i = 0; i < rows.count; i += TILE_HEIGHT) {
             const int64_t column = columns.first + j;
-            multiply_panels(addition, work.a + i * inner,
+            multiply_panels(epilogue, work.a + i * inner,
                             min_i64(rows.count - i, TILE_HEIGHT), work.b + j * inner,
                             column, min_i64(columns.count - j, TILE_WIDTH), inner,
                             p->c + (rows.first + i) * p->columns + column, p->columns);
@@ -232,7 +232,7 @@ static void multiply_spans(const td_product *p, Span all_rows, Span all_columns,
             const Span columns = next_span(j, last_column, COLUMN_BLOCK);
             const Span inner = next_span(k, p->inner, INNER_BLOCK);
             const int is_last = k + inner.count == p->inner;
-            const Addition addition = {.accumulates = p->accumulates || k > 0,
+            const Epilogue epilogue = {.accumulates = p->accumulates || k > 0,
                                        .bias = is_last ? p->bias : NULL,
                                        .min =
                                            is_last && p->relu ? vec_set1(0.0f) : none};
@@ -242,7 +242,7 @@ static void multiply_spans(const td_product *p, Span all_rows, Span all_columns,
                 const Span rows = next_span(i, last_row, ROW_BLOCK);
                 if (inner.count > 0)
                     pack_a(p, rows, inner, work.a);
-                multiply_block(p, &addition, rows, columns, inner.count, work);
+                multiply_block(p, &epilogue, rows, columns, inner.count, work);
             }
         }
 }

@@ -185,8 +185,9 @@ static td_status linear_new(const float *weight, const float *bias, int64_t outp
     if (!linear)
         return TD_BAD_ARGUMENT;
     *linear = NULL;
-    if (!weight || outputs < 1 || outputs > MAX_WIDTH || inputs < 1 ||
-        inputs > MAX_WIDTH || !is_precision(precision) || !is_thread_count(num_threads))
+    if (!weight || !is_between(outputs, 1, MAX_WIDTH) ||
+        !is_between(inputs, 1, MAX_WIDTH) || !is_precision(precision) ||
+        !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
     td_linear *made = calloc(1, sizeof *made);
     if (!made)
@@ -206,8 +207,8 @@ static td_status linear_new(const float *weight, const float *bias, int64_t outp
 static td_status linear_apply(const td_linear *linear, const float *x, int64_t rows,
                               float *y, int num_threads)
 {
-    if (!linear || rows < 0 || rows > MAX_ROWS || (rows && (!x || !y)) ||
-        !is_thread_count(num_threads))
+    if (!linear || !is_between(rows, 0, MAX_ROWS) || is_missing(x, rows) ||
+        is_missing(y, rows) || !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
     const Linear *map = &linear->map;
     const int64_t stride = quantized_row_bytes(map->inputs);

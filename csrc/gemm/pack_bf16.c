@@ -21,7 +21,8 @@ TD_INTERNAL void pack_forward(void *packing, int64_t first, int64_t end, int wor
                 pairs[i] = zero_bf16_pairs();
                 if (output >= p->outputs)
                     continue;
-                narrow(PANEL_WIDTH, p->weight + output * p->inputs + input, row);
+                floats_to_bf16(PANEL_WIDTH, p->weight + output * p->inputs + input,
+                               row);
                 pairs[i] = load_bf16_pairs(row);
             }
             transpose_bf16_pairs(pairs);
@@ -43,7 +44,7 @@ TD_INTERNAL void pack_backward(void *packing, int64_t first, int64_t end, int wo
             memset(rows, 0, sizeof rows);
             const float *from = p->weight + output * p->inputs + half * BF16_PAIRS;
             for (int64_t i = 0; i < 2 && output + i < p->outputs; i++)
-                narrow(BF16_PAIRS, from + i * p->inputs, rows + i * BF16_PAIRS);
+                floats_to_bf16(BF16_PAIRS, from + i * p->inputs, rows + i * BF16_PAIRS);
             store_bf16_pairs(p->to + half / HALVES * inner * PACKED_COLUMNS +
                                  output * PACKED_COLUMNS +
                                  half % HALVES * 2 * BF16_PAIRS,

@@ -27,9 +27,9 @@
 #define LINEAR_TILE_ROWS (LANES == 16 ? 12 : 6) /* 24 or 12 registers of sums */
 #define DOT_INPUTS 4 /* int8 products that an instruction adds up in a lane */
 
-/* Bytes of consecutive weights of an output: a float, or DOT_INPUTS weights in int8. In
- * half a step, the weights of the next output follow them, and the next weights of the
- * same output begin UNIT_STRIDE bytes further. */
+/* A unit is what one lane multiplies: a float, or DOT_INPUTS int8 weights of an output.
+ * Units of LANES outputs follow one another; those of one output in half a step begin
+ * UNIT_STRIDE bytes apart. */
 #define UNIT_BYTES 4
 #define UNIT_STRIDE (LANES * UNIT_BYTES)
 

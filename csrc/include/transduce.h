@@ -244,7 +244,7 @@ typedef struct td_muon {
     int64_t steps;
     const float *factors;          /* [steps, 3]: coefficients a, b, c of each step */
     float epsilon;                 /* added to each norm */
-    float share;                   /* of the newest gradient: 1 - momentum */
+    float gradient_weight;         /* of a new gradient in its average: 1 - momentum */
     float rate;                    /* learning rate, times the scale of an update */
     const float *const *gradients; /* [count] pointers to [rows, columns] */
     float *const *momenta;         /* likewise: averages of the gradients, updated */
@@ -332,8 +332,9 @@ typedef struct td_nn_api {
     td_status (*stack_backward)(const td_stack *stack);
 
     /* Workspace of each thread. */
-    int64_t (*muon_workspace)(const td_muon *task);
-    td_status (*muon)(const td_muon *task, int num_threads);
+    int64_t (*muon_workspace)(const td_muon *muon);
+    /* Update momenta and weights. */
+    td_status (*muon)(const td_muon *muon, int num_threads);
 } td_nn_api;
 
 /* ---- Decoding ---------------------------------------------------------------- */

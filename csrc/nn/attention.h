@@ -14,7 +14,7 @@
 /* Floats of workspace that each thread needs; depends on queries, keys, d_k and d_v. */
 TD_INTERNAL int64_t attention_workspace(const td_attention *attention);
 
-/* As the td_ functions, but without checks of the arguments. */
+/* The td_ functions without checks of their arguments. */
 TD_INTERNAL void attention_forward(td_attention attention, int num_threads);
 TD_INTERNAL void attention_backward(td_attention attention, int num_threads);
 

@@ -59,7 +59,7 @@ static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
 /* One of two passes over a token: its logits, and sums over them, lane by lane. */
 typedef struct {
     float *logits;
-    vec maxima, sums;
+    vec sums;     /* of the logits */
     vec powers;   /* sums of e^(logit - max) */
     vec products; /* sums of e^(logit - max) (logit - logit of the other pass) */
     float max;
@@ -70,13 +70,13 @@ typedef struct {
 static void begin_pass(Pass *pass, float *logits, int64_t vocab)
 {
     const vec zero = vec_set1(0.0f);
-    *pass = (Pass){logits, vec_set1(-INFINITY), zero, zero, zero, 0, 0, 0};
+    vec maxima = vec_set1(-INFINITY);
+    *pass = (Pass){.logits = logits, .sums = zero, .powers = zero, .products = zero};
     for (int64_t i = 0; i < vocab; i += LANES) {
-        const vec low = load_logits(logits + i, vocab - i, -INFINITY);
-        pass->maxima = vec_max(pass->maxima, low);
+        maxima = vec_max(maxima, load_logits(logits + i, vocab - i, -INFINITY));
         pass->sums += load_logits(logits + i, vocab - i, 0.0f);
     }
-    pass->max = vec_reduce_max(pass->maxima);
+    pass->max = vec_reduce_max(maxima);
 }
 
 /* Add the exponentials of LANES logits, and their products with `difference`, these
@@ -172,11 +172,11 @@ static void differentiate_pairs(void *shared, int64_t first, int64_t end, int wo
         }
         td_bf16 *rounded = c->bf16_logits + row * vocab;
         float *logits = c->workspace + 2 * worker * vocab;
-        widen(vocab, rounded, logits);
-        widen(vocab, rounded + distance, logits + vocab);
+        bf16_to_floats(vocab, rounded, logits);
+        bf16_to_floats(vocab, rounded + distance, logits + vocab);
         differentiate_passes(c, row, logits, logits + vocab);
-        narrow(vocab, logits, rounded);
-        narrow(vocab, logits + vocab, rounded + distance);
+        floats_to_bf16(vocab, logits, rounded);
+        floats_to_bf16(vocab, logits + vocab, rounded + distance);
     }
 }
 
@@ -191,9 +191,9 @@ static void differentiate_logit_rows(void *shared, int64_t first, int64_t end,
         }
         td_bf16 *rounded = c->bf16_logits + row * c->vocab;
         float *logits = c->workspace + worker * c->vocab;
-        widen(c->vocab, rounded, logits);
+        bf16_to_floats(c->vocab, rounded, logits);
         differentiate_logit_row(c, row, logits);
-        narrow(c->vocab, logits, rounded);
+        floats_to_bf16(c->vocab, logits, rounded);
     }
 }
 

@@ -1,4 +1,4 @@
-/* Dropout with masks that are kept, and masks as bits. */
+/* Dropout with stored masks, and masks as bits. */
 #include "nn/dropout.h"
 
 #include <limits.h>
@@ -43,7 +43,8 @@ static void apply_block(const td_masking *m, int64_t block)
         y[i] = x[i] * (kept[i] ? scale : 0.0f); /* keeps NaN */
 }
 
-TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int worker)
+TD_INTERNAL void dropout_blocks_forward(void *masking, int64_t first, int64_t end,
+                                        int worker)
 {
     (void)worker;
     const td_masking *m = masking;
@@ -53,7 +54,8 @@ TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int work
     }
 }
 
-TD_INTERNAL void mask_blocks(void *masking, int64_t first, int64_t end, int worker)
+TD_INTERNAL void dropout_blocks_backward(void *masking, int64_t first, int64_t end,
+                                         int worker)
 {
     (void)worker;
     const td_masking *m = masking;
@@ -97,7 +99,7 @@ static td_status check_masking(const td_masking *m, int num_threads)
     return TD_OK;
 }
 
-/* Call drop_blocks or mask_blocks on all blocks. */
+/* Call dropout_blocks_forward or dropout_blocks_backward on all blocks. */
 static td_status process_blocks(Part process, const td_masking *m, int num_threads)
 {
     const td_status status = check_masking(m, num_threads);
@@ -111,10 +113,10 @@ static td_status process_blocks(Part process, const td_masking *m, int num_threa
 
 TD_INTERNAL td_status td_dropout_forward(const td_masking *masking, int num_threads)
 {
-    return process_blocks(drop_blocks, masking, num_threads);
+    return process_blocks(dropout_blocks_forward, masking, num_threads);
 }
 
 TD_INTERNAL td_status td_dropout_backward(const td_masking *masking, int num_threads)
 {
-    return process_blocks(mask_blocks, masking, num_threads);
+    return process_blocks(dropout_blocks_backward, masking, num_threads);
 }

@@ -101,10 +101,12 @@ typedef struct {
 TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int worker);
 
 /* Draw and apply the masks of blocks `first` to `end` - 1 of a td_masking. */
-TD_INTERNAL void drop_blocks(void *masking, int64_t first, int64_t end, int worker);
+TD_INTERNAL void dropout_blocks_forward(void *masking, int64_t first, int64_t end,
+                                        int worker);
 
-/* Apply the masks that drop_blocks has drawn. */
-TD_INTERNAL void mask_blocks(void *masking, int64_t first, int64_t end, int worker);
+/* Apply the masks that dropout_blocks_forward has drawn. */
+TD_INTERNAL void dropout_blocks_backward(void *masking, int64_t first, int64_t end,
+                                         int worker);
 
 TD_INTERNAL td_status td_dropout_forward(const td_masking *masking, int num_threads);
 TD_INTERNAL td_status td_dropout_backward(const td_masking *masking, int num_threads);

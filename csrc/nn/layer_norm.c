@@ -65,8 +65,8 @@ static void forward_groups(void *shared, int64_t first, int64_t end, int worker)
 {
     td_layer_norm *n = shared;
     for (int64_t group = first; group < end; group++) {
-        drop_blocks(&n->masking, rows_before(n, group), rows_before(n, group + 1),
-                    worker);
+        dropout_blocks_forward(&n->masking, rows_before(n, group),
+                               rows_before(n, group + 1), worker);
         for (int64_t row = group * ROW_GROUP; row < rows_before(n, group + 1); row++)
             normalize_row(n, row);
     }
@@ -81,8 +81,8 @@ static void norm_row_backward(const td_layer_norm *n, int64_t row, float *grad_g
                               float *grad_bias)
 {
     const int64_t width = n->width;
-    const float *normalized = n->normalized + row * width,
-                *grad_y = n->grad_y + row * width;
+    const float *normalized = n->normalized + row * width;
+    const float *grad_y = n->grad_y + row * width;
     float *grad_x = n->grad_x + row * width;
     vec sums = vec_set1(0.0f), products = vec_set1(0.0f);
     for (int64_t i = 0; i < width; i += LANES) {
@@ -107,7 +107,7 @@ static void norm_row_backward(const td_layer_norm *n, int64_t row, float *grad_g
 static void dropout_rows_backward(td_layer_norm *n, int64_t first, int64_t end)
 {
     if (!n->bf16_grad_addend.data) {
-        mask_blocks(&n->masking, first, end, 0);
+        dropout_blocks_backward(&n->masking, first, end, 0);
         return;
     }
     const float scale = n->masking.dropout.rate.scale;

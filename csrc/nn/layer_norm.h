@@ -11,7 +11,7 @@
 /* Floats of workspace of the backward pass; depends on rows and width. */
 TD_INTERNAL int64_t layer_norm_workspace(const td_layer_norm *norm);
 
-/* As the td_ functions, but without checks of the arguments. */
+/* The td_ functions without checks of their arguments. */
 TD_INTERNAL void layer_norm_forward(td_layer_norm norm, int num_threads);
 TD_INTERNAL void layer_norm_backward(td_layer_norm norm, int num_threads);
 

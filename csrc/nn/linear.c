@@ -250,7 +250,7 @@ static void linear_backward_bf16(LinearBackward b, int num_threads)
                                    .fp32 = b.grad_x.fp32,
                                    .accumulates = b.accumulates,
                                    .dropout = b.relu_x.data ? &dropout : NULL,
-                                   .positive = b.relu_x};
+                                   .relu_output = b.relu_x};
     const Bf16Matrix matrix = {b.linear.packed_backward, outputs, inputs};
     run_bf16_product((Bf16Product){b.grad_y.bf16, matrix, epilogue}, num_threads);
     RowPacking packing = {b.x.bf16, inputs, b.packed_x};

@@ -48,11 +48,11 @@ typedef struct {
     int64_t rows;
     Activations x, grad_y, grad_x;
     int accumulates; /* 1: add to grad_x, which is in fp32 then */
-    /* Only if a ReLU follows the map, in fp32: its output. grad_y, the gradient of that
-     * output, becomes the gradient of y in place. */
+    /* In fp32, the output of a ReLU that follows the map, or NULL. grad_y is then the
+     * gradient of relu_y, and the gradient of y replaces it. */
     const float *relu_y;
-    /* Only if x is the output of a ReLU, in bf16: x. grad_x is then the gradient of the
-     * input of the ReLU. */
+    /* In bf16, x if it is the output of a ReLU, otherwise without data. grad_x is then
+     * the gradient of the ReLU's input. */
     td_panels relu_x;
     float dropout_scale;      /* of the elements that the ReLU's dropout keeps */
     float *product_workspace; /* workspace in fp32: [threads, td_product_workspace] */

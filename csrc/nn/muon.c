@@ -229,13 +229,13 @@ static void update_momentum(const td_muon *m, int64_t item, float *nesterov)
 {
     const float *gradient = m->gradients[item];
     float *momentum = m->momenta[item];
-    const vec share = vec_set1(m->share);
+    const vec weight = vec_set1(m->gradient_weight);
     for (int64_t i = 0; i < m->rows * m->columns; i += LANES) {
         const vec newest = vec_load(gradient + i);
         vec mean = vec_load(momentum + i);
-        mean = vec_fma(share, newest - mean, mean);
+        mean = vec_fma(weight, newest - mean, mean);
         vec_store(momentum + i, mean);
-        vec_store(nesterov + i, vec_fma(share, newest - mean, mean));
+        vec_store(nesterov + i, vec_fma(weight, newest - mean, mean));
     }
 }
 
@@ -281,28 +281,28 @@ static int are_muon_sizes(const td_muon *m)
            is_tensor(max_i64(m->count, 1), m->rows, m->columns);
 }
 
-TD_INTERNAL int64_t td_muon_workspace(const td_muon *task)
+TD_INTERNAL int64_t td_muon_workspace(const td_muon *muon)
 {
-    if (!are_muon_sizes(task))
+    if (!are_muon_sizes(muon))
         return -1;
     Arena arena = {NULL, 0};
-    take_muon_workspace(task, &arena);
+    take_muon_workspace(muon, &arena);
     return arena.used;
 }
 
-TD_INTERNAL td_status td_muon_run(const td_muon *task, int num_threads)
+TD_INTERNAL td_status td_muon_run(const td_muon *muon, int num_threads)
 {
-    if (!are_muon_sizes(task) || !is_thread_count(num_threads) ||
-        is_missing(task->factors, task->steps) ||
-        is_missing(task->gradients, task->count) ||
-        is_missing(task->momenta, task->count) ||
-        is_missing(task->weights, task->count) ||
-        is_missing(task->workspace, task->count))
+    if (!are_muon_sizes(muon) || !is_thread_count(num_threads) ||
+        is_missing(muon->factors, muon->steps) ||
+        is_missing(muon->gradients, muon->count) ||
+        is_missing(muon->momenta, muon->count) ||
+        is_missing(muon->weights, muon->count) ||
+        is_missing(muon->workspace, muon->count))
         return TD_BAD_ARGUMENT;
-    for (int64_t item = 0; item < task->count; item++)
-        if (!task->gradients[item] || !task->momenta[item] || !task->weights[item])
+    for (int64_t item = 0; item < muon->count; item++)
+        if (!muon->gradients[item] || !muon->momenta[item] || !muon->weights[item])
             return TD_BAD_ARGUMENT;
-    td_muon own = *task;
+    td_muon own = *muon;
     parallel_for(update_matrices, &own, own.count, 1, num_threads);
     return TD_OK;
 }

@@ -10,7 +10,7 @@
 #include "isa/name.h"
 #include "transduce.h"
 
-TD_INTERNAL int64_t td_muon_workspace(const td_muon *task);
-TD_INTERNAL td_status td_muon_run(const td_muon *task, int num_threads);
+TD_INTERNAL int64_t td_muon_workspace(const td_muon *muon);
+TD_INTERNAL td_status td_muon_run(const td_muon *muon, int num_threads);
 
 #endif

@@ -129,7 +129,7 @@ static void differentiate_target(const LogitRows *l, int64_t row, const RowSums 
     const float probability = expf(own->true_logit - own->log_total);
     const float gradient =
         probability - loss->smoothing / (float)loss->vocab - (1.0f - loss->smoothing);
-    narrow(1, &gradient, panel_element(l->logits, row, loss->targets[row]));
+    floats_to_bf16(1, &gradient, panel_element(l->logits, row, loss->targets[row]));
 }
 
 static void differentiate_tiles(void *shared, int64_t first, int64_t end, int worker)
@@ -144,8 +144,8 @@ static void differentiate_tiles(void *shared, int64_t first, int64_t end, int wo
         for (int64_t r = rows.first; r < rows.end; r++) {
             RowSums *own = all + r - row;
             own->max = vec_reduce_max(own->maxima);
-            widen(1, panel_element(l->logits, r, l->loss->targets[r]),
-                  &own->true_logit);
+            bf16_to_floats(1, panel_element(l->logits, r, l->loss->targets[r]),
+                           &own->true_logit);
         }
         sum_powers(l, rows, all);
         for (int64_t r = rows.first; r < rows.end; r++)

@@ -6,7 +6,7 @@
 #include "isa/name.h"
 #include "transduce.h"
 
-/* As the td_ functions, but without checks of the arguments. */
+/* The td_ functions without checks of their arguments. */
 TD_INTERNAL void recurrence_forward(td_recurrence recurrence, int num_threads);
 TD_INTERNAL void recurrence_backward(td_recurrence recurrence, int num_threads);
 

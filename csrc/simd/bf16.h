@@ -9,7 +9,7 @@
 #include "transduce.h"
 
 /* Convert bf16 to floats. */
-static inline void widen(int64_t count, const td_bf16 *from, float *to)
+static inline void bf16_to_floats(int64_t count, const td_bf16 *from, float *to)
 {
     for (int64_t i = 0; i < count; i++) {
         const uint32_t bits = (uint32_t)from[i] << 16;
@@ -18,7 +18,7 @@ static inline void widen(int64_t count, const td_bf16 *from, float *to)
 }
 
 /* Round floats to the nearest bf16. */
-static inline void narrow(int64_t count, const float *from, td_bf16 *to)
+static inline void floats_to_bf16(int64_t count, const float *from, td_bf16 *to)
 {
     const int64_t whole = count / LANES * LANES;
     for (int64_t i = 0; i < whole; i += LANES)

@@ -183,8 +183,8 @@ static inline vec vec_from_bf16(const uint16_t *from)
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const __m256i bits = _mm256_castps_si256(x);
-    /* Add half of the last bit that is kept, less the least bit unless that bit is 1.
-     */
+    /* Adding 0x7FFF rounds to the nearest, and ties down; 1 more, if the last kept bit
+     * is 1, rounds these ties up, to even. */
     const __m256i last =
         _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     const __m256i half = _mm256_add_epi32(last, _mm256_set1_epi32(0x7FFF));

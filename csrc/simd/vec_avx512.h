@@ -144,8 +144,8 @@ static inline vec vec_from_bf16(const uint16_t *from)
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const __m512i bits = _mm512_castps_si512(x);
-    /* Add half of the last bit that is kept, less the least bit unless that bit is 1.
-     */
+    /* Adding 0x7FFF rounds to the nearest, and ties down; 1 more, if the last kept bit
+     * is 1, rounds these ties up, to even. */
     const __m512i last =
         _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i half = _mm512_add_epi32(last, _mm512_set1_epi32(0x7FFF));

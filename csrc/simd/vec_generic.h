@@ -203,8 +203,8 @@ static inline vec vec_from_bf16(const uint16_t *from)
 static inline void vec_store_bf16(uint16_t *to, vec x)
 {
     const GenericBits bits = (GenericBits)x;
-    /* Add half of the last bit that is kept, less the least bit unless that bit is 1.
-     */
+    /* Adding 0x7FFF rounds to the nearest, and ties down; 1 more, if the last kept bit
+     * is 1, rounds these ties up, to even. */
     const GenericBits nearest = (bits + ((bits >> 16 & 1u) + 0x7FFFu)) >> 16;
     const GenericBits is_nan = (GenericBits)(x != x);
     const GenericBits rounded = (nearest & ~is_nan) | (is_nan & (uint32_t)BF16_NAN);

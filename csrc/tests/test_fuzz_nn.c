@@ -184,7 +184,7 @@ static void attend(const td_nn_api *nn)
     check_call(nn->attention_backward(&a, num_threads));
 }
 
-static void recur(const td_nn_api *nn)
+static void compute_recurrence(const td_nn_api *nn)
 {
     td_recurrence r = {
         .sentences = size(0, 3, 1), .length = length(1, 20), .width = size(1, 4, 16)};
@@ -223,7 +223,7 @@ static td_masking masking(int64_t count, int64_t width)
     return m;
 }
 
-static void drop(const td_nn_api *nn)
+static void apply_dropout(const td_nn_api *nn)
 {
     const int64_t count = large_size(3 * LONG), width = size(1, 90, 1);
     const int num_threads = threads();
@@ -234,7 +234,7 @@ static void drop(const td_nn_api *nn)
     check_call(nn->dropout_backward(&m, num_threads));
 }
 
-static void normalize(const td_nn_api *nn)
+static void apply_layer_norm(const td_nn_api *nn)
 {
     td_layer_norm n = {
         .rows = length(0, 40), .width = size(1, 5, 16), .epsilon = 1e-6f};
@@ -265,7 +265,7 @@ static void normalize(const td_nn_api *nn)
     check_call(nn->layer_norm_backward(&n, num_threads));
 }
 
-static void lose(const td_nn_api *nn)
+static void compute_loss(const td_nn_api *nn)
 {
     td_cross_entropy c = {.rows = length(0, 20), .smoothing = odd_float()};
     c.vocab = c.rows == LONG ? size(1, 9, 1) : length(1, 90);
@@ -286,7 +286,7 @@ static void lose(const td_nn_api *nn)
     check_call(nn->cross_entropy(&c, num_threads));
 }
 
-static void lose_output(const td_nn_api *nn)
+static void compute_output_loss(const td_nn_api *nn)
 {
     td_output_loss l = {.rows = size(0, 90, 1),
                         .vocab = size(1, 200, 1),
@@ -336,7 +336,7 @@ static void run_muon(const td_nn_api *nn)
                  .columns = size(1, 3, factor),
                  .steps = size(0, 3, 1),
                  .epsilon = 1e-7f,
-                 .share = 0.05f,
+                 .gradient_weight = 0.05f,
                  .rate = 0.1f,
                  .is_bf16 = is_bf16};
     const int num_threads = threads();
@@ -479,8 +479,9 @@ static void run_stack(const td_nn_api *nn)
 static void only_valid_arguments_are_accepted(const td_api *api)
 {
     static void (*const calls[])(const td_nn_api *) = {
-        multiply, attend,      recur,    drop,      normalize,
-        lose,     lose_output, run_muon, run_stack,
+        multiply,         attend,       compute_recurrence,  apply_dropout,
+        apply_layer_norm, compute_loss, compute_output_loss, run_muon,
+        run_stack,
     };
     for (size_t c = 0; c < sizeof calls / sizeof *calls; c++) {
         num_accepted = 0;

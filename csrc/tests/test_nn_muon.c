@@ -4,7 +4,7 @@
 enum { STEPS = 2 };
 static const float COEFFICIENTS[STEPS * 3] = {3.5875f, -2.5845f, 0.4893f,
                                               2.6604f, -1.9134f, 0.4194f};
-static const float EPSILON = 1e-7f, SHARE = 0.05f, RATE = 0.5f;
+static const float EPSILON = 1e-7f, GRADIENT_WEIGHT = 0.05f, RATE = 0.5f;
 
 /* c [n, p] = a [n, m] b [m, p] */
 static void multiply(const double *a, const double *b, int64_t n, int64_t m, int64_t p,
@@ -65,7 +65,7 @@ static void orthogonalize_naively(double *x, int64_t rows, int64_t columns)
 static void update_naively(int64_t rows, int64_t columns, const float *gradient,
                            double *momentum, double *weight)
 {
-    const double share = (double)SHARE;
+    const double share = (double)GRADIENT_WEIGHT;
     double *ahead = new_doubles(rows * columns);
     for (int64_t i = 0; i < rows * columns; i++) {
         momentum[i] = (1.0 - share) * momentum[i] + share * (double)gradient[i];
@@ -99,7 +99,7 @@ static td_muon new_task(const td_api *api, int64_t count, int64_t rows, int64_t 
                     .steps = STEPS,
                     .factors = COEFFICIENTS,
                     .epsilon = EPSILON,
-                    .share = SHARE,
+                    .gradient_weight = GRADIENT_WEIGHT,
                     .rate = RATE,
                     .gradients =
                         (const float *const *)random_matrices(count, rows * columns),

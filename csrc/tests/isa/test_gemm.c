@@ -61,8 +61,8 @@ static float *rounded(const float *from, int64_t count)
 {
     td_bf16 *halves = new_array(count * (int64_t)sizeof *halves);
     float *to = unset_floats(count);
-    narrow(count, from, halves);
-    widen(count, halves, to);
+    floats_to_bf16(count, from, halves);
+    bf16_to_floats(count, halves, to);
     return to;
 }
 
@@ -205,7 +205,7 @@ static void check_nan(void)
                   (Bf16Epilogue){.columns = COLUMNS, .bf16 = y, .relu = 1});
     for (int64_t row = 0; row < ROWS; row++) {
         float found[COLUMNS];
-        widen(COLUMNS, panel_element(y, row, 0), found);
+        bf16_to_floats(COLUMNS, panel_element(y, row, 0), found);
         for (int64_t column = 0; column < COLUMNS; column++)
             CHECK(isnan(found[column]) == (row == 3));
     }
@@ -253,7 +253,7 @@ static void check_epilogues(void)
     const Bf16Matrix matrix = {packing.to, INNER, COLUMNS};
     const td_panels panels = panels_of(x, ROWS, INNER);
     const td_panels y = {new_array(ROWS * COLUMNS * 2), ROWS};
-    const td_panels positive = panels_of(random_floats(ROWS * COLUMNS), ROWS, COLUMNS);
+    const td_panels signs = panels_of(random_floats(ROWS * COLUMNS), ROWS, COLUMNS);
     uint8_t *kept = new_array(ROWS * COLUMNS / 8);
     for (int i = 0; i < ROWS * COLUMNS / 8; i++)
         kept[i] = (uint8_t)random_int(&array_state, 0, 255);
@@ -269,7 +269,7 @@ static void check_epilogues(void)
                                  .bf16 = y,
                                  .relu = 1,
                                  .dropout = &dropout,
-                                 .positive = positive});
+                                 .relu_output = signs});
     for (int64_t row = 0; row < ROWS; row++)
         for (int64_t column = 0; column < COLUMNS; column++) {
             const int64_t at = row * COLUMNS + column;
@@ -277,8 +277,8 @@ static void check_epilogues(void)
                 product_of(x, row * INNER, 1, weight, 1, column * INNER, INNER);
             CHECK_NEAR(sums[at], (double)before[at] + sum, 1e-5);
             float sign, found;
-            widen(1, panel_element(positive, row, column), &sign);
-            widen(1, panel_element(y, row, column), &found);
+            bf16_to_floats(1, panel_element(signs, row, column), &sign);
+            bf16_to_floats(1, panel_element(y, row, column), &found);
             const int is_kept = kept[at / 8] >> at % 8 & 1;
             CHECK_NEAR(found, sum > 0.0 && sign > 0.0f && is_kept ? 2.0 * sum : 0.0,
                        0.01 + 0.01 * fabs(sum));

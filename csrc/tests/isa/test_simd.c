@@ -311,8 +311,8 @@ static void rows_in_bf16_have_any_length(void)
         halves[count] = 12345;
         for (int64_t i = 0; i < count; i++)
             from[i] = (float)i;
-        narrow(count, from, halves);
-        widen(count, halves, back);
+        floats_to_bf16(count, from, halves);
+        bf16_to_floats(count, halves, back);
         for (int64_t i = 0; i < count; i++)
             CHECK(from[i] == back[i]);
         CHECK_INT(halves[count], 12345);

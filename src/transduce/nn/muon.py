@@ -101,15 +101,15 @@ def native_muon(
     momenta: Sequence[Tensor],
     *,
     count: int,
-    share: float,
+    gradient_weight: float,
     rate: float,
     dtype: torch.dtype,
 ) -> None:
     """Update weights of one shape, of `count` matrices each, by Muon.
 
-    `momenta` are moving averages of the gradients and are updated too: a new gradient
-    has the weight `share` in them, which is 1 minus the momentum. The orthogonal
-    matrices are multiplied by `rate` and subtracted. Products are in `dtype`.
+    `momenta` are moving averages of the gradients and are updated too, with the weight
+    `gradient_weight` for a new gradient: 1 minus the momentum. The orthogonal matrices
+    are multiplied by `rate` and subtracted. Products are in `dtype`.
     """
     api, threads = loaded_nn_api(), torch.get_num_threads()
     rows, columns = matrix_size(weights[0], count)
@@ -129,7 +129,7 @@ def native_muon(
             "steps": len(POLYNOMIALS),
             "factors": coefficients,
             "epsilon": NORM_EPSILON,
-            "share": share,
+            "gradient_weight": gradient_weight,
             "rate": rate,
             "gradients": ffi.cast("float **", gradient_pointers),
             "momenta": momentum_pointers,

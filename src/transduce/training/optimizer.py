@@ -103,7 +103,7 @@ class Muon(Uncompiled):
                 gradients,
                 momenta,
                 count=count,
-                share=1 - MOMENTUM,
+                gradient_weight=1 - MOMENTUM,
                 rate=rate,
                 dtype=self._dtype,
             )

@@ -59,7 +59,7 @@ def muon() -> tuple[Tensor, ...]:
         [*gradients],
         [*momenta],
         count=1,
-        share=0.05,
+        gradient_weight=0.05,
         rate=0.1,
         dtype=torch.float32,
     )
