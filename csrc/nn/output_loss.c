@@ -197,37 +197,56 @@ static td_status check_output_loss(const td_output_loss *l, int num_threads)
     return check_targets(l->targets, l->rows, l->vocab);
 }
 
-TD_INTERNAL td_status td_output_loss_run(const td_output_loss *l, int num_threads)
+static void compute_logits(const td_output_loss *l, LossWorkspace work, int num_threads)
 {
-    const td_status status = check_output_loss(l, num_threads);
-    if (status != TD_OK)
-        return status;
-    const int64_t rows = l->rows, width = l->width;
     const int64_t vocab = round_up_to_panels(l->vocab);
-    Arena arena = {l->workspace, 0};
-    const LossWorkspace work = take_loss_workspace(l, num_threads, &arena);
-    round_activations((Activations){(float *)l->states, work.states}, width,
+    round_activations((Activations){(float *)l->states, work.states}, l->width,
                       num_threads);
     run_bf16_product((Bf16Product){work.states,
-                                   {l->packed_forward, width, vocab},
+                                   {l->packed_forward, l->width, vocab},
                                    {.columns = vocab, .bf16 = work.logits}},
                      num_threads);
-    LogitRows logits = {l, work.logits};
-    parallel_for(differentiate_tiles, &logits, ceil_div(rows, LOSS_ROWS), 1,
-                 num_threads);
+}
+
+/* Write grad_states, given the gradient of the logits. */
+static void differentiate_states(const td_output_loss *l, LossWorkspace work,
+                                 int num_threads)
+{
+    const int64_t vocab = round_up_to_panels(l->vocab);
     run_bf16_product((Bf16Product){work.logits,
-                                   {l->packed_backward, vocab, width},
-                                   {.columns = width, .fp32 = l->grad_states}},
+                                   {l->packed_backward, vocab, l->width},
+                                   {.columns = l->width, .fp32 = l->grad_states}},
                      num_threads);
-    RowPacking packing = {work.states, width, work.packed_states};
-    parallel_for(pack_rows, &packing, width / PANEL_WIDTH, 1, num_threads);
-    const Bf16Matrix states = {work.packed_states, round_up_to_panels(rows), width};
+}
+
+/* Write grad_weight, given the gradient of the logits. */
+static void differentiate_weight(const td_output_loss *l, LossWorkspace work,
+                                 int num_threads)
+{
+    const int64_t inner = round_up_to_panels(l->rows);
+    RowPacking packing = {work.states, l->width, work.packed_states};
+    parallel_for(pack_rows, &packing, l->width / PANEL_WIDTH, 1, num_threads);
     run_weight_gradient((WeightGradient){.grad_y = work.logits,
-                                         .x = states,
+                                         .x = {work.packed_states, inner, l->width},
                                          .outputs = l->vocab,
                                          .weight = l->grad_weight,
                                          .accumulates = (int)l->accumulates,
                                          .transposed = work.transposed},
                         num_threads);
+}
+
+TD_INTERNAL td_status td_output_loss_run(const td_output_loss *l, int num_threads)
+{
+    const td_status status = check_output_loss(l, num_threads);
+    if (status != TD_OK)
+        return status;
+    Arena arena = {l->workspace, 0};
+    const LossWorkspace work = take_loss_workspace(l, num_threads, &arena);
+    compute_logits(l, work, num_threads);
+    LogitRows logits = {l, work.logits};
+    parallel_for(differentiate_tiles, &logits, ceil_div(l->rows, LOSS_ROWS), 1,
+                 num_threads);
+    differentiate_states(l, work, num_threads);
+    differentiate_weight(l, work, num_threads);
     return TD_OK;
 }

@@ -57,13 +57,14 @@ static td_dropout dropout_of(const td_stack *s, int64_t sublayer, enum Place pla
 }
 
 /* LayerNorm(x + Dropout(addend)); callers set its inputs and outputs. */
-static td_layer_norm layer_norm_of(const td_stack *s, NormStates states,
-                                   const float *gain)
+static td_layer_norm layer_norm_of(const td_stack *s, NormWeights weights,
+                                   NormStates states)
 {
     td_layer_norm norm = {.rows = num_rows(s),
                           .width = s->d_model,
                           .epsilon = s->epsilon,
-                          .gain = gain,
+                          .gain = weights.gain,
+                          .bias = weights.bias,
                           .normalized = states.normalized,
                           .inverse_deviation = states.inverse_deviation};
     norm.masking = (td_masking){.kept = states.kept,
@@ -76,12 +77,11 @@ static td_layer_norm layer_norm_of(const td_stack *s, NormStates states,
 
 /* y = LayerNorm(x + Dropout(work->addend)) */
 static void add_and_normalize(const td_stack *s, int64_t sublayer, Activations x,
-                              const float *gain, const float *bias, NormStates states,
-                              Activations y, const StackWorkspace *work)
+                              NormWeights weights, NormStates states, Activations y,
+                              const StackWorkspace *work)
 {
-    td_layer_norm norm = layer_norm_of(s, states, gain);
+    td_layer_norm norm = layer_norm_of(s, weights, states);
     norm.x = x.fp32;
-    norm.bias = bias;
     norm.masking.dropout = dropout_of(s, sublayer, OF_OUTPUT, s->dropout);
     norm.masking.first_block = first_row(s);
     norm.masking.x = work->addend;
@@ -91,17 +91,17 @@ static void add_and_normalize(const td_stack *s, int64_t sublayer, Activations x
 }
 
 /* Write the gradients of x and of the addend, which is in bf16 if it has panels. */
-static void add_and_normalize_backward(const td_stack *s, NormStates states,
-                                       const float *gain, const float *grad_y,
-                                       float *grad_x, Activations grad_addend,
-                                       float *grad_gain, float *grad_bias,
+static void add_and_normalize_backward(const td_stack *s, NormWeights weights,
+                                       NormWeights grad, NormStates states,
+                                       const float *grad_y, float *grad_x,
+                                       Activations grad_addend,
                                        const StackWorkspace *work)
 {
-    td_layer_norm norm = layer_norm_of(s, states, gain);
+    td_layer_norm norm = layer_norm_of(s, weights, states);
     norm.grad_y = grad_y;
     norm.grad_x = grad_x;
-    norm.grad_gain = grad_gain;
-    norm.grad_bias = grad_bias;
+    norm.grad_gain = grad.gain;
+    norm.grad_bias = grad.bias;
     norm.workspace = work->layer_norm;
     norm.masking.y = grad_addend.fp32;
     norm.bf16_grad_addend = grad_addend.bf16;
@@ -159,7 +159,7 @@ static void attend(const td_stack *s, const AttentionWeights *w, AttentionInputs
                                 .rows = num_rows(s),
                                 .x = states.heads,
                                 .y = only_fp32(work->addend)});
-    add_and_normalize(s, in.number, in.x, w->gain, w->bias, states.norm, y, work);
+    add_and_normalize(s, in.number, in.x, w->norm, states.norm, y, work);
 }
 
 /* linear_backward() with the workspaces of a stack. */
@@ -189,8 +189,8 @@ static void attend_backward(const td_stack *s, const AttentionWeights *w,
     const int is_self_attention = in.memory.fp32 == in.x.fp32;
     Activations grad_key_value = work->grad_key_value;
     grad_key_value.bf16.rows = memory_rows;
-    add_and_normalize_backward(s, states.norm, w->gain, grads.y, grads.x,
-                               work->grad_addend, grad->gain, grad->bias, work);
+    add_and_normalize_backward(s, w->norm, grad->norm, states.norm, grads.y, grads.x,
+                               work->grad_addend, work);
     backward_map(s, work,
                  (LinearBackward){.linear = w->output,
                                   .grad = grad->output,
@@ -235,9 +235,9 @@ static td_recurrence recurrence_of(const td_stack *s, RecurrenceStates states)
                            .cells = states.cells};
 }
 
-static void recur(const td_stack *s, const RecurrenceWeights *w, Activations x,
-                  int64_t sublayer, RecurrenceStates states, Activations y,
-                  const StackWorkspace *work)
+static void recurrent_unit(const td_stack *s, const RecurrenceWeights *w, Activations x,
+                           int64_t sublayer, RecurrenceStates states, Activations y,
+                           const StackWorkspace *work)
 {
     forward_map(s, work,
                 (LinearForward){.linear = w->gate,
@@ -252,18 +252,17 @@ static void recur(const td_stack *s, const RecurrenceWeights *w, Activations x,
     td_recurrence recurrence = recurrence_of(s, states);
     recurrence.output = work->addend;
     recurrence_forward(recurrence, s->num_threads);
-    add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
+    add_and_normalize(s, sublayer, x, w->norm, states.norm, y, work);
 }
 
-static void recur_backward(const td_stack *s, const RecurrenceWeights *w,
-                           const RecurrenceWeights *grad, Activations x,
-                           RecurrenceStates states, const float *grad_y, float *grad_x,
-                           const StackWorkspace *work)
+static void recurrent_unit_backward(const td_stack *s, const RecurrenceWeights *w,
+                                    const RecurrenceWeights *grad, Activations x,
+                                    RecurrenceStates states, const float *grad_y,
+                                    float *grad_x, const StackWorkspace *work)
 {
     const int threads = s->num_threads;
-    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
-                               only_fp32(work->grad_output), grad->gain, grad->bias,
-                               work);
+    add_and_normalize_backward(s, w->norm, grad->norm, states.norm, grad_y, grad_x,
+                               only_fp32(work->grad_output), work);
     td_recurrence recurrence = recurrence_of(s, states);
     recurrence.grad_output = work->grad_output;
     recurrence.grad_gate = work->grad_gate.fp32;
@@ -307,7 +306,7 @@ static void feed_forward(const td_stack *s, const FeedForwardWeights *w, Activat
                                 .rows = num_rows(s),
                                 .x = states.hidden,
                                 .y = only_fp32(work->addend)});
-    add_and_normalize(s, sublayer, x, w->gain, w->bias, states.norm, y, work);
+    add_and_normalize(s, sublayer, x, w->norm, states.norm, y, work);
 }
 
 static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w,
@@ -315,8 +314,8 @@ static void feed_forward_backward(const td_stack *s, const FeedForwardWeights *w
                                   FeedForwardStates states, const float *grad_y,
                                   float *grad_x, const StackWorkspace *work)
 {
-    add_and_normalize_backward(s, states.norm, w->gain, grad_y, grad_x,
-                               work->grad_addend, grad->gain, grad->bias, work);
+    add_and_normalize_backward(s, w->norm, grad->norm, states.norm, grad_y, grad_x,
+                               work->grad_addend, work);
     backward_map(s, work,
                  (LinearBackward){.linear = w->outer,
                                   .grad = grad->outer,
@@ -354,8 +353,8 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     const LayerStates states = states_of_layer(s, layer);
     Activations y = first_output(s, &states);
     if (s->is_recurrent)
-        recur(s, &w.recurrence, x, first_sublayer(s, layer), states.recurrence, y,
-              work);
+        recurrent_unit(s, &w.recurrence, x, first_sublayer(s, layer), states.recurrence,
+                       y, work);
     else
         attend(s, &w.self_attention, self_attention_inputs(s, x, layer),
                states.self_attention, y, work);
@@ -372,7 +371,7 @@ static Activations layer_forward(const td_stack *s, int64_t layer, Activations x
     return y;
 }
 
-/* That of the two buffers for gradients which does not hold this one. */
+/* The buffer of grad_y that does not hold this gradient. */
 static float *other_buffer(const StackWorkspace *work, const float *grad_y)
 {
     return work->grad_y[grad_y == work->grad_y[0]];
@@ -397,7 +396,7 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
     if (has_memory) {
         grad_y = grad_x;
         grad_x = other_buffer(work, grad_y);
-        /* The last layer, which is the first here, writes grad_memory; others add. */
+        /* The last layer comes first: it writes grad_memory, and the others add. */
         const AttentionGrads grads = {grad_y, grad_x, s->grad_memory, !is_last};
         attend_backward(s, &w.cross_attention, &grad.cross_attention,
                         cross_attention_inputs(s, first, layer), states.cross_attention,
@@ -406,8 +405,8 @@ static const float *layer_backward(const td_stack *s, int64_t layer,
     grad_y = grad_x;
     grad_x = is_first ? s->grad_x : other_buffer(work, grad_y);
     if (s->is_recurrent) {
-        recur_backward(s, &w.recurrence, &grad.recurrence, x, states.recurrence, grad_y,
-                       grad_x, work);
+        recurrent_unit_backward(s, &w.recurrence, &grad.recurrence, x,
+                                states.recurrence, grad_y, grad_x, work);
     } else {
         const AttentionGrads grads = {grad_y, grad_x, grad_x, 1};
         attend_backward(s, &w.self_attention, &grad.self_attention,

@@ -58,14 +58,21 @@ static LinearMap take_linear(Parameters *from, int64_t outputs, int64_t inputs,
     return linear;
 }
 
+static NormWeights take_norm(const td_stack *s, Parameters *from)
+{
+    NormWeights w;
+    w.gain = take_parameter(from, s->d_model);
+    w.bias = take_parameter(from, s->d_model);
+    return w;
+}
+
 static AttentionWeights take_attention(const td_stack *s, Parameters *from)
 {
     AttentionWeights w;
     w.query = take_linear(from, s->heads * s->d_k, s->d_model, 1);
     w.key_value = take_linear(from, s->heads * (s->d_k + s->d_v), s->d_model, 1);
     w.output = take_linear(from, s->d_model, s->heads * s->d_v, 1);
-    w.gain = take_parameter(from, s->d_model);
-    w.bias = take_parameter(from, s->d_model);
+    w.norm = take_norm(s, from);
     return w;
 }
 
@@ -74,8 +81,7 @@ static RecurrenceWeights take_recurrence(const td_stack *s, Parameters *from)
     RecurrenceWeights w;
     w.gate = take_linear(from, s->d_model, s->d_model, 1);
     w.candidate = take_linear(from, s->d_model, s->d_model, 0);
-    w.gain = take_parameter(from, s->d_model);
-    w.bias = take_parameter(from, s->d_model);
+    w.norm = take_norm(s, from);
     return w;
 }
 
@@ -84,8 +90,7 @@ static FeedForwardWeights take_feed_forward(const td_stack *s, Parameters *from)
     FeedForwardWeights w;
     w.inner = take_linear(from, s->d_ff, s->d_model, 1);
     w.outer = take_linear(from, s->d_model, s->d_ff, 1);
-    w.gain = take_parameter(from, s->d_model);
-    w.bias = take_parameter(from, s->d_model);
+    w.norm = take_norm(s, from);
     return w;
 }
 

@@ -10,20 +10,25 @@
 #include "nn/linear.h"
 #include "transduce.h"
 
+/* Parameters [d_model] of a layer norm, or their gradients. */
+typedef struct {
+    float *gain, *bias;
+} NormWeights;
+
 /* Parameters of one sub-layer, or their gradients. */
 typedef struct {
     LinearMap query, key_value, output;
-    float *gain, *bias;
+    NormWeights norm;
 } AttentionWeights;
 
 typedef struct {
     LinearMap gate, candidate;
-    float *gain, *bias;
+    NormWeights norm;
 } RecurrenceWeights;
 
 typedef struct {
     LinearMap inner, outer;
-    float *gain, *bias;
+    NormWeights norm;
 } FeedForwardWeights;
 
 /* Parameters of one layer, or their gradients; zeros for sub-layers that it lacks. */
