@@ -5,9 +5,10 @@
  * thread at a time; a finished td_model may be used by several.
  *
  * Matrices are row-major; comments give shapes as [rows, columns]. Sizes and ids are
- * int64_t. Log-probabilities are in nats. Arrays need no alignment and belong to the
- * caller. Functions read arguments and arrays only during the call, unless said.
- * `num_threads` is from 1 to 4,096; unless said, results do not depend on it.
+ * int64_t. Log-probabilities are in nats. Arrays need the alignment of their elements
+ * only, and belong to the caller. Functions read arguments and arrays only during the
+ * call, unless said. `num_threads` is from 1 to 4,096; unless said, results do not
+ * depend on it.
  *
  * Functions that can fail return a td_status. A call that does not return TD_OK has no
  * effect, unless said; a *_new function then sets its handle to NULL. Any function may
@@ -40,7 +41,8 @@ typedef enum td_status {
  * respect to x is grad_x and has the shape of x.
  *
  * One struct holds the arguments of the forward and of the backward pass. Each pass
- * reads the fields that it needs; the others may be NULL. */
+ * reads the fields that it needs; the others may be NULL. Sizes are below 2^31, and no
+ * tensor has more than 2^48 elements. */
 
 typedef uint16_t td_bf16; /* the upper half of a float */
 
@@ -355,7 +357,8 @@ typedef enum td_scores { TD_SCALED = 0, TD_UNSCALED = 1, TD_ADDITIVE = 2 } td_sc
 
 typedef enum td_activation { TD_RELU = 0, TD_SILU = 1 } td_activation;
 
-/* Configuration of a Transformer. */
+/* Configuration of a Transformer. The largest sizes are 2^24 tokens, 1,000 layers, 2^16
+ * for d_model, d_k and d_v, 2^18 for d_ff, 1,024 heads and 2^20 learned positions. */
 typedef struct td_model_config {
     int64_t vocab_size;        /* of the source, or of both sides */
     int64_t target_vocab_size; /* 0: one matrix for source, target and output */
@@ -423,7 +426,7 @@ typedef struct td_candidates {
 
 /* How to search for translations (section 6.1). */
 typedef struct td_search_config {
-    int64_t beam_size;  /* hypotheses of a sentence that each step keeps */
+    int64_t beam_size;  /* hypotheses of a sentence that each step keeps: 1 to 2^20 */
     int64_t is_greedy;  /* 1: always choose the best token; beam_size is 1 */
     int64_t eos;        /* end token */
     int64_t min_length; /* smallest number of tokens, without the end token */
@@ -650,8 +653,9 @@ typedef struct td_sentence_pairs {
 /* Learn t(target | source) by IBM model 1 (Brown et al., 1993). Writes the `best`
  * likeliest targets of each source id, likeliest first, to `tokens` and `probs`
  * [source_vocab + 1, best]; the last row is of the NULL word, the source of target
- * words that no source word explains. Missing targets have -1 and 0. `best` is at most
- * target_vocab. Probabilities below 1e-5 count as 0 in the next iteration.
+ * words that no source word explains. Missing targets have -1 and 0. `iterations` is
+ * from 1 to 1,000, `best` from 1 to target_vocab. Probabilities below 1e-5 count as 0
+ * in the next iteration.
  * TD_BAD_TOKEN, TD_OUT_OF_MEMORY. */
 td_status td_learn_lexicon(const td_sentence_pairs *pairs, int64_t iterations,
                            int64_t best, int num_threads, int32_t *tokens,
