@@ -417,9 +417,10 @@ class NativeModel:
         handle = ffi.new("td_model **")
         check(self._api.model_new(_native_config(config, precision), handle), LOADING)
         self._handle = ffi.gc(handle[0], self._api.model_free)
-        kept = [self._set(name, values) for name, values in weights.items()]
+        # Arrays that model_finish reads.
+        arrays = [self._set(name, values) for name, values in weights.items()]
         check(self._api.model_finish(self._handle, num_threads()), LOADING)
-        del kept  # the library has read them only now
+        del arrays
 
     @property
     def vocab_size(self) -> int:
@@ -531,7 +532,7 @@ class NativeModel:
     def _set(
         self, name: str, values: Float[np.ndarray, "..."] | QuantizedWeight
     ) -> Float32[np.ndarray, "rows columns"] | QuantizedWeight:
-        """Pass a parameter to the library; return the arrays that it will read."""
+        """Set a parameter; return the arrays, which the library reads later."""
         if isinstance(values, QuantizedWeight):
             check(
                 self._api.model_set_int8(

@@ -1,8 +1,9 @@
 """Attention and whole stacks of layers by the native library, forward and backward.
 
-Called one by one, the operators of a small model wait for Python, and threads for each
-other (benchmarks/results/training_speed.md). One call computes all layers of a stack.
-It differentiates all weights, also those that do not require gradients.
+One call computes all layers of a stack: calls of single operators take a large share of
+the time of a small model, in Python and in waiting for the slowest thread
+(benchmarks/results/training_speed.md). The backward pass differentiates all weights,
+also those that do not require gradients.
 """
 
 from collections.abc import Sequence
