@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int64
@@ -99,11 +99,31 @@ class SentenceArrays:
 
 
 @dataclass(slots=True, kw_only=True)
+class HypothesisArrays(SentenceArrays):
+    """Tokens of several hypotheses of each sentence, padded to as many `columns`."""
+
+    tokens: Int64[np.ndarray, "sentences number columns"]
+    sums: Float64[np.ndarray, "sentences number columns"]
+    """Log-probability of each hypothesis up to each of its tokens."""
+
+    @property
+    def columns(self) -> int:
+        """Number of tokens that a hypothesis can have."""
+        return self.tokens.shape[2]
+
+    def widen(self, columns: int) -> None:
+        """Add columns for more tokens."""
+        padding = ((0, 0), (0, 0), (0, columns - self.columns))
+        self.tokens = np.pad(self.tokens, padding)
+        self.sums = np.pad(self.sums, padding)
+
+
+@dataclass(slots=True, kw_only=True)
 class Targets(SentenceArrays):
     """Bounds of each sentence's output."""
 
     max_lengths: Int64[np.ndarray, " sentences"]
-    """Tokens of the output at most, the end token included."""
+    """Most tokens of the output, the end token included."""
     prefixes: Int64[np.ndarray, "sentences forced"]
     """Token that each position must have; `NOT_FORCED` after the prefix."""
 
@@ -121,41 +141,27 @@ class Targets(SentenceArrays):
 
 
 @dataclass(slots=True, kw_only=True)
-class Beams(SentenceArrays):
+class Beams(HypothesisArrays):
     """Live hypotheses of each sentence, best first.
 
-    `group` is 1 before the first step and the beam size afterwards. There are at least
-    as many `columns` as the longest has tokens, and entries beyond a length have no
-    meaning.
+    Their `number` is 1 before the first step and the beam size afterwards. Columns
+    beyond the length of a hypothesis have no meaning.
     """
 
     lengths: Int64[np.ndarray, " sentences"]
     """Tokens of each hypothesis, the same number for all of a sentence. Sentences that
     joined later have fewer."""
-    totals: Float64[np.ndarray, "sentences group"]
+    totals: Float64[np.ndarray, "sentences number"]
     """Log-probability of each hypothesis."""
-    tokens: Int64[np.ndarray, "sentences group columns"]
-    sums: Float64[np.ndarray, "sentences group columns"]
-    """Log-probability of each hypothesis up to each of its tokens."""
-    coverage: Float64[np.ndarray, "sentences group"]
+    coverage: Float64[np.ndarray, "sentences number"]
     """Coverage of each hypothesis; 0 without a coverage penalty."""
     num_end_candidates: Int64[np.ndarray, " sentences"]
     """Number of hypotheses, the first ones, that were among the candidates that may
     end."""
 
-    @property
-    def columns(self) -> int:
-        """Number of tokens that a hypothesis can have."""
-        return self.tokens.shape[2]
-
-    def widen(self, columns: int) -> None:
-        """Add columns for more tokens."""
-        self.tokens = _widened(self.tokens, columns)
-        self.sums = _widened(self.sums, columns)
-
 
 @dataclass(slots=True, kw_only=True)
-class FinishedHypotheses(SentenceArrays):
+class FinishedHypotheses(HypothesisArrays):
     """Best finished hypotheses of each sentence, best first."""
 
     scores: Float64[np.ndarray, "sentences number"]
@@ -164,9 +170,6 @@ class FinishedHypotheses(SentenceArrays):
     """Log-probability of each hypothesis, the end token included."""
     lengths: Int64[np.ndarray, "sentences number"]
     """Tokens of each hypothesis, the end token not counted."""
-    tokens: Int64[np.ndarray, "sentences number columns"]
-    sums: Float64[np.ndarray, "sentences number columns"]
-    """Log-probability of each hypothesis up to each of its tokens."""
 
     def merge(self, others: "FinishedHypotheses") -> None:
         """Keep the best of these and others; of equal scores, these come first."""
@@ -178,19 +181,6 @@ class FinishedHypotheses(SentenceArrays):
             both = getattr(self, field.name), getattr(others, field.name)
             joined = np.concatenate(both, axis=1)
             setattr(self, field.name, joined[sentence, best])
-
-    def widen(self, columns: int) -> None:
-        """Add columns for more tokens."""
-        self.tokens = _widened(self.tokens, columns)
-        self.sums = _widened(self.sums, columns)
-
-
-Numbers = TypeVar("Numbers", bound=np.ndarray)
-
-
-def _widened(array: Numbers, columns: int) -> Numbers:
-    missing = columns - array.shape[2]
-    return cast(Numbers, np.pad(array, ((0, 0), (0, 0), (0, missing))))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -376,7 +366,7 @@ class BeamSearch:
     def _end_where_no_token_may_follow(
         self, found: Candidates, ranks: Int64[np.ndarray, "sentences beam"]
     ) -> None:
-        """Give sentences without a possible candidate their hypotheses so far."""
+        """Set the hypotheses so far of sentences that no token may follow."""
         values = np.take_along_axis(found.log_probabilities, ranks, axis=1)
         is_dead_end = np.fmax.reduce(values, axis=1) == -math.inf
         for number in np.flatnonzero(
@@ -427,7 +417,7 @@ class BeamSearch:
         return np.array([self._config.divisor(each) for each in lengths.tolist()])
 
     def _keep(self, is_live: Bool[np.ndarray, " sentences"]) -> None:
-        """Let sentences that are done leave with their hypotheses."""
+        """Drop the sentences that are done, and set their hypotheses."""
         if is_live.all():
             return
         for number in np.flatnonzero(~is_live).tolist():
