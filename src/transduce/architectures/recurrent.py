@@ -94,6 +94,11 @@ def suppress_projection_warning() -> None:
         layer(torch.zeros(1, 1, 1, device=cpu, dtype=fp32))
 
 
+RnnState = Tensor | tuple[Tensor, Tensor]
+"""State as PyTorch's layers read it: that of a GRU, or hidden state and cell of an
+LSTM, each of shape (1, rows, width)."""
+
+
 class RecurrentLayer(nn.Module):
     """LSTM or GRU layer in one direction.
 
@@ -135,21 +140,19 @@ class RecurrentLayer(nn.Module):
         x = x.to(self._dtype)  # autocast leaves bf16
         first = None if state is None else self._split(state.to(x.dtype))
         if lengths is None:
-            outputs, last = self._recurrence(x, first)
+            outputs, last = self.recurrence(x, first)
         else:
             packed = pack_padded_sequence(
                 x, lengths.cpu(), batch_first=True, enforce_sorted=False
             )
-            packed, last = self._recurrence(packed, first)
+            packed, last = self.recurrence(packed, first)
             outputs, _ = pad_packed_sequence(
                 packed, batch_first=True, total_length=x.size(1)
             )
         return outputs, torch.cat(last, dim=-1)[0] if self._has_cell else last[0]
 
-    def _recurrence(
-        self, x: Tensor | PackedSequence, first: Tensor | tuple[Tensor, Tensor] | None
-    ) -> Any:
-        """Return PyTorch's result: outputs and the last state."""
+    def recurrence(self, x: Tensor | PackedSequence, first: RnnState | None) -> Any:
+        """Return outputs and the last state as `nn.LSTM` or `nn.GRU` does."""
         device = next(self.rnn.parameters()).device.type
         if device != "cpu" or is_good_at_bf16(device):
             return self.rnn(x, first)
@@ -157,9 +160,7 @@ class RecurrentLayer(nn.Module):
         with torch.autocast(device, enabled=False):
             return self.rnn(x, first)
 
-    def _split(
-        self, state: Float[Tensor, "rows state_width"]
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def _split(self, state: Float[Tensor, "rows state_width"]) -> RnnState:
         """Return a state as PyTorch's layers read it."""
         if not self._has_cell:
             return state[None]

@@ -8,14 +8,16 @@ others a module computes as its base class does.
 
 from collections.abc import Iterable
 from copy import deepcopy
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 
 from transduce.architectures.convolutional import NormalizedLinear
+from transduce.architectures.recurrent import RecurrentLayer, RnnState
 from transduce.data.tensors import PackedBatch, PackedSide
 from transduce.device import is_good_at_bf16
 from transduce.model.attention import (
@@ -65,6 +67,8 @@ FEW_QUERIES, FEW_KEYS = 16, 64
 """With at most this many queries (in decoding) or keys (in training, if the native
 attention does not exist), forming the weights is faster on a CPU than PyTorch's fused
 attention."""
+FEW_ROWS = 128
+"""Number of rows up to which a recurrent cell is faster than oneDNN's layer."""
 
 
 def fuse(model: Model) -> Model:
@@ -234,6 +238,40 @@ class FusedNormalizedLinear(NormalizedLinear):
         return linear(x, self.matrix, self.bias)
 
 
+class FusedRecurrentLayer(RecurrentLayer):
+    """Recurrent layer that computes one position of few rows as a cell.
+
+    For its layers on a CPU, PyTorch calls oneDNN, which rearranges the weights in each
+    call.
+    """
+
+    def recurrence(self, x: Tensor | PackedSequence, first: RnnState | None) -> Any:
+        """Return outputs and the last state as `nn.LSTM` or `nn.GRU` does."""
+        if isinstance(x, PackedSequence) or first is None or not self._is_faster(x):
+            return super().recurrence(x, first)
+        rnn: Any = self.rnn
+        weights = (
+            *(rnn.weight_ih_l0, rnn.weight_hh_l0),
+            *(rnn.bias_ih_l0, rnn.bias_hh_l0),
+        )
+        if isinstance(first, Tensor):
+            hidden = torch.gru_cell(x[:, 0], first[0], *weights)
+            return hidden[:, None], hidden[None]
+        before = [each[0] for each in first]
+        hidden, cell = torch.lstm_cell(x[:, 0], before, *weights)
+        return hidden[:, None], (hidden[None], cell[None])
+
+    def _is_faster(self, x: Float[Tensor, "rows length input_width"]) -> bool:
+        """Whether a cell exists for these inputs, and is faster than a layer."""
+        return (
+            x.device.type == "cpu"
+            and x.size(1) == 1
+            and x.size(0) <= FEW_ROWS
+            and self.rnn.proj_size == 0
+            and (not torch.is_autocast_enabled("cpu") or is_good_at_bf16("cpu"))
+        )
+
+
 class FusedEmbedding(SharedEmbedding):
     """Embedding whose logits are computed by `linear`."""
 
@@ -332,6 +370,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Dropout: Dropout,
     nn.Linear: Linear,
     NormalizedLinear: FusedNormalizedLinear,
+    RecurrentLayer: FusedRecurrentLayer,
     SharedEmbedding: FusedEmbedding,
     MultiHeadAttention: FusedAttention,
     RestrictedSelfAttention: FusedRestrictedSelfAttention,

@@ -8,11 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from transduce.architectures.config import Cell
+from transduce.architectures.recurrent import RecurrentLayer
 from transduce.model.attention import MultiHeadAttention, causal_mask
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn import fuse as fusing
-from transduce.nn.fuse import FEW_KEYS, FusedAttention, FusedTransformer, fuse
+from transduce.nn.fuse import (
+    FEW_KEYS,
+    FEW_ROWS,
+    FusedAttention,
+    FusedTransformer,
+    fuse,
+)
 
 CPU = torch.device("cpu")
 D_MODEL = 12
@@ -46,6 +54,67 @@ def test_fusing_leaves_the_plain_model_unchanged(tiny: ModelConfig):
 def test_fusing_a_fused_model_changes_nothing(tiny: ModelConfig):
     fused = fuse(Transformer(tiny))
     assert list(map(type, fuse(fused).modules())) == list(map(type, fused.modules()))
+
+
+class TestRecurrentLayer:
+    @staticmethod
+    def layers(cell: Cell, projection: int | None = None) -> list[RecurrentLayer]:
+        """Return a layer in fp64, and the same layer fused."""
+        plain = RecurrentLayer(cell, 6, 5, projection).double()
+        return [plain, fuse(plain)]
+
+    @staticmethod
+    def count_calls(layer: RecurrentLayer) -> list[None]:
+        """Return a list that grows with each call of PyTorch's layer."""
+        calls: list[None] = []
+        layer.rnn.register_forward_hook(lambda *_: calls.append(None))
+        return calls
+
+    @pytest.mark.parametrize("cell", ["lstm", "gru"])
+    @pytest.mark.parametrize("num_rows", [1, 7])
+    def test_one_position_is_computed_as_a_cell(self, cell: Cell, num_rows: int):
+        layers = self.layers(cell)
+        x = torch.randn(num_rows, 1, 6, dtype=torch.float64)
+        state = torch.randn(num_rows, layers[0].state_width, dtype=torch.float64)
+        calls = self.count_calls(layers[1])
+        found: list[tuple[Tensor, ...]] = []
+        for layer in layers:
+            inputs = [x.clone().requires_grad_(), state.clone().requires_grad_()]
+            outputs, last = layer(*inputs)
+            loss = (outputs.sin() + last.cos().sum()).sum()
+            wanted = [*inputs, *layer.parameters()]
+            found.append((outputs, last, *torch.autograd.grad(loss, wanted)))
+        assert not calls
+        for ours, theirs in zip(found[1], found[0], strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+    @pytest.mark.parametrize(
+        ("length", "num_rows", "projection", "has_state"),
+        [(2, 3, None, True), (1, FEW_ROWS + 1, None, True), (1, 3, 4, True)]
+        + [(1, 3, None, False)],
+        ids=["positions", "many rows", "a projection", "no state"],
+    )
+    def test_all_else_is_computed_as_a_layer(
+        self, length: int, num_rows: int, projection: int | None, has_state: bool
+    ):
+        plain, fused = self.layers("lstm", projection)
+        x = torch.randn(num_rows, length, 6, dtype=torch.float64)
+        width = plain.state_width
+        state = torch.randn(num_rows, width, dtype=torch.float64) if has_state else None
+        calls = self.count_calls(fused)
+        for ours, theirs in zip(fused(x, state), plain(x, state), strict=True):
+            assert torch.equal(ours, theirs)
+        assert calls
+
+    def test_bf16_is_left_to_the_layer_where_the_cpu_lacks_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(fusing, "is_good_at_bf16", lambda _: False)
+        layer = fuse(RecurrentLayer("lstm", 6, 5))
+        calls = self.count_calls(layer)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            layer(torch.randn(2, 1, 6), torch.randn(2, layer.state_width))
+        assert calls
 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
