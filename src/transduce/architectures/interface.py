@@ -188,7 +188,10 @@ class AuxiliaryLoss(Protocol):
     """A model with a second loss, which training adds to the cross-entropy."""
 
     def auxiliary_loss(self) -> Float[Tensor, ""]:
-        """Return the loss of the last `encode` and `decode`, in nats a target token."""
+        """Return the loss of this thread's last `encode` and `decode`.
+
+        It is in nats a target token.
+        """
         ...
 
 

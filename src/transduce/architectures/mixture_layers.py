@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 
 import numpy as np
 import torch
@@ -238,11 +239,17 @@ class NoisyTopKGate(Gate):
         # tensor2tensor. Otherwise the gradient of the load could become infinite. Off
         # by default: only in mixtures of experts.
         deviation = NOISE_EPSILON + functional.softplus(noise)
-        noisy = clean + torch.randn_like(clean) * deviation
+        noisy = clean + self.draw_normal(clean) * deviation
         choice, in_order = self._choose(noisy)
         probability = self._probability(clean, deviation, choice.is_chosen, in_order)
         load = _sum_by_parent(probability, parents, len(self.weight))
         return Choice(is_chosen=choice.is_chosen, gates=choice.gates, load=load)
+
+    def draw_normal(
+        self, like: Float[Tensor, "rows choices"]
+    ) -> Float[Tensor, "rows choices"]:
+        """Draw numbers of the standard normal distribution, as many as in `like`."""
+        return torch.randn_like(like)
 
     def _choose(
         self, logits: Float[Tensor, "rows choices"]
@@ -393,7 +400,8 @@ class MixtureOfExperts(nn.Module):
             for parents, choices in config.levels
         )
         self.experts = Experts(config.num_experts, d_model, config.d_ff)
-        self._loss: Tensor | None = None
+        self._losses: dict[int, Tensor] = {}
+        """Losses of the last pass of each thread, by the thread's identifier."""
 
     def forward(
         self,
@@ -435,16 +443,17 @@ class MixtureOfExperts(nn.Module):
                 thresholds.append(choice.threshold_loss)
             assigned = _descend(assigned, choice)
         if self.training and torch.is_grad_enabled():
-            self._loss = self._balance(assigned, load) + sum(thresholds)
+            loss = self._balance(assigned, load) + sum(thresholds)
+            self._losses[get_ident()] = loss
         return assigned
 
     def take_loss(self) -> Float[Tensor, ""]:
-        """Return the sum of the losses of the last pass, and clear it.
+        """Return the sum of the losses of this thread's last pass, and clear it.
 
         It has the losses of importance and load (equations 7 and 11, in a hierarchy 13
         and 14), and of thresholds (equation 20, divided by the number of rows).
         """
-        loss, self._loss = self._loss, None
+        loss = self._losses.pop(get_ident(), None)
         return self.experts.inner.new_zeros(()) if loss is None else loss
 
     def _balance(

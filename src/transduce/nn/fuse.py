@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
 from transduce.architectures.convolutional import NormalizedLinear
+from transduce.architectures.mixture_layers import NoisyTopKGate
 from transduce.architectures.recurrent import RecurrentLayer, RnnState
 from transduce.data.tensors import PackedBatch, PackedSide
 from transduce.device import is_good_at_bf16
@@ -54,6 +55,7 @@ from transduce.nn.operators import (
     Linear,
     RowDropout,
     current_rate,
+    draw_normal,
     has_normalized_sum,
     linear,
     normalized_sum,
@@ -272,6 +274,16 @@ class FusedRecurrentLayer(RecurrentLayer):
         )
 
 
+class FusedNoisyTopKGate(NoisyTopKGate):
+    """Gate whose noise comes from the generator of `own_generator`."""
+
+    def draw_normal(
+        self, like: Float[Tensor, "rows choices"]
+    ) -> Float[Tensor, "rows choices"]:
+        """Draw numbers of the standard normal distribution, as many as in `like`."""
+        return draw_normal(like)
+
+
 class FusedEmbedding(SharedEmbedding):
     """Embedding whose logits are computed by `linear`."""
 
@@ -370,6 +382,7 @@ FUSED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Dropout: Dropout,
     nn.Linear: Linear,
     NormalizedLinear: FusedNormalizedLinear,
+    NoisyTopKGate: FusedNoisyTopKGate,
     RecurrentLayer: FusedRecurrentLayer,
     SharedEmbedding: FusedEmbedding,
     MultiHeadAttention: FusedAttention,

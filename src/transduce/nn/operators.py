@@ -319,11 +319,11 @@ _generator: ContextVar[torch.Generator | None] = ContextVar("_generator", defaul
 
 @contextmanager
 def own_generator(seed: int) -> Iterator[None]:
-    """Draw dropout masks on a CPU from a generator that no other thread uses.
+    """Draw dropout masks and noise on a CPU from a generator that no other thread uses.
 
-    The masks equal those that PyTorch's generator gives after `manual_seed(seed)`. All
-    other random numbers, such as those of dropout within PyTorch's layers, still come
-    from PyTorch's generator.
+    They equal those that PyTorch's generator gives after `manual_seed(seed)`. All other
+    random numbers, such as those of dropout within PyTorch's layers, still come from
+    PyTorch's generator.
     """
     token = _generator.set(torch.Generator().manual_seed(seed))
     try:
@@ -337,6 +337,13 @@ def draw_seeds(count: int) -> list[int]:
     drawn = torch.empty(count, dtype=torch.int64, device="cpu")
     seeds: list[int] = drawn.random_(2**32, generator=_generator.get()).tolist()
     return seeds
+
+
+def draw_normal(like: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Draw numbers of the standard normal distribution from the generator in use."""
+    if like.device.type != "cpu":
+        return torch.randn_like(like)
+    return torch.randn(like.shape, dtype=like.dtype, generator=_generator.get())
 
 
 def native_rate(rate: float) -> dict[str, Any]:

@@ -33,7 +33,6 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from transduce.architectures.interface import AuxiliaryLoss
 from transduce.checkpoint import Progress
 from transduce.data.batches import Batcher, Update
 from transduce.data.tensors import SOURCE_BUCKETS, Batch, PackedBatch
@@ -248,20 +247,18 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
         torch.get_num_threads() == AT_ONCE
         and (flops <= MAX_FLOPS_AT_ONCE or not has_long_calls)
         and nn_api() is not None
-        and draws_from_context(batch_loss, hardware)
+        and draws_from_context(hardware)
         and not batch_loss.is_guided
     )
     return AT_ONCE if is_possible else 1
 
 
-def draws_from_context(batch_loss: BatchLoss, hardware: Hardware) -> bool:
+def draws_from_context(hardware: Hardware) -> bool:
     """Return whether all random numbers come from the generator of `own_generator`.
 
-    They do on a CPU, where the native library or ours draws the masks of dropout. But
-    mixtures of experts draw noise, too, and keep the auxiliary loss of the last batch.
+    They do on a CPU, where the native library or ours draws the masks of dropout.
     """
-    has_mixtures = isinstance(batch_loss.model, AuxiliaryLoss)
-    return hardware.device.type == "cpu" and not has_mixtures
+    return hardware.device.type == "cpu"
 
 
 class SingleCoreThreads:
@@ -357,7 +354,7 @@ class GradientAccumulator:
         seed = self._dropout_seed(step, loaded)
         # All threads share PyTorch's generator. A seed set here would change the
         # numbers that another run in this process draws, such as its first weights.
-        is_own = draws_from_context(self._batch_loss, self._hardware)
+        is_own = draws_from_context(self._hardware)
         if not is_own:
             self._hardware.seed(seed)
         if self.graphs is not None and isinstance(loaded.batch, PackedBatch):

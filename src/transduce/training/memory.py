@@ -116,7 +116,7 @@ def find_micro_batch(
     )
     batch_loss.train()
     # Another run in this process may be drawing from PyTorch's generator.
-    is_own = draws_from_context(batch_loss, hardware)
+    is_own = draws_from_context(hardware)
     with own_generator(TRIAL_SEED) if is_own else nullcontext():
         pairs = longest
         if hardware.device.type == "cpu":
