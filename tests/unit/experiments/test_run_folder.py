@@ -76,15 +76,15 @@ def test_an_empty_folder_may_hold_a_new_run(tmp_path: Path, files: CorpusFiles) 
     assert (tmp_path / "run" / "config.json").is_file()
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize(("name", "what"), [("run/mine", "not"), ("run", "a file")])
 def test_an_existing_file_or_folder_is_not_overwritten(
-    tmp_path: Path, files: CorpusFiles, kind: str
+    tmp_path: Path, files: CorpusFiles, name: str, what: str
 ) -> None:
-    out = tmp_path / "run"
-    there = out / "mine" if kind == "folder" else out
+    out, there = tmp_path / "run", tmp_path / name
     there.parent.mkdir(exist_ok=True)
     there.write_text("precious")
-    with pytest.raises(ConfigError, match="must be new or empty, but is not; choose"):
+    said = f"must be new or empty, but is {what}; choose another"
+    with pytest.raises(ConfigError, match=said):
         create(out, files)
     assert there.read_text() == "precious"
 
