@@ -7,7 +7,7 @@
  * falls, and the coverage term is at most zero. So no live hypothesis can reach a score
  * above (best live log-probability) / (length penalty of the length limit). The search
  * for a sentence stops when its `num_best` best hypotheses reach this bound, when
- * `max_finished` have finished, or at the length limit.
+ * `finished_limit` have finished, or at the length limit.
  */
 #include "decode/beam_search.h"
 
@@ -115,7 +115,7 @@ static int is_beam_done(const td_search *search, const Sentence *sentence)
         return 1;
     if (sentence->num_ranked < config->num_best)
         return 0;
-    if (sentence->num_finished >= config->max_finished)
+    if (sentence->num_finished >= config->finished_limit)
         return 1;
     return sentence->ranked[config->num_best - 1].score >=
            best / sentence->last_divisor;

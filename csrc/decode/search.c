@@ -185,7 +185,7 @@ static int is_valid_config(const td_search_config *config)
            !is_missing(config->excluded_tokens, config->num_excluded_tokens) &&
            is_between(config->num_best, 1, size) &&
            is_between(config->end_candidates, 1, 2 * size) &&
-           config->max_finished >= 1 && is_nonnegative(config->length_penalty) &&
+           config->finished_limit >= 1 && is_nonnegative(config->length_penalty) &&
            is_nonnegative(config->coverage_penalty) &&
            is_nonnegative(config->diversity) && are_valid_restrictions(config);
 }
@@ -394,7 +394,7 @@ static int are_equal_configs(const td_search_config *a, const td_search_config *
     return a->beam_size == b->beam_size && a->is_greedy == b->is_greedy &&
            a->eos == b->eos && a->min_length == b->min_length &&
            a->num_best == b->num_best && a->end_candidates == b->end_candidates &&
-           a->max_finished == b->max_finished &&
+           a->finished_limit == b->finished_limit &&
            a->ranks_truncated == b->ranks_truncated &&
            a->length_penalty == b->length_penalty &&
            a->is_power_penalty == b->is_power_penalty &&

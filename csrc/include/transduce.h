@@ -431,9 +431,9 @@ typedef struct td_search_config {
     int64_t eos;        /* end token */
     int64_t min_length; /* smallest number of tokens, without the end token */
     /* The search for a sentence ends when no live hypothesis can beat its num_best best
-     * ones, when num_best or more have finished and max_finished have, or at its limit.
-     */
-    int64_t num_best, max_finished;
+     * ones, when at least finished_limit and at least num_best hypotheses have
+     * finished, or at its limit of tokens. */
+    int64_t num_best, finished_limit;
     /* Number of best candidates of a step that may end a hypothesis: 1 to 2 beam_size.
      */
     int64_t end_candidates;

@@ -248,7 +248,7 @@ static void search(Player *player)
         .eos = pick(0, player->target_vocab - 1),
         .num_best = 1,
         .end_candidates = 2 * beam,
-        .max_finished = INT64_MAX,
+        .finished_limit = INT64_MAX,
         .length_penalty = 0.6,
         .coverage_penalty = pick(0, 1) && beam > 1 ? 0.3 : 0,
     };

@@ -57,7 +57,7 @@ static td_search *new_search(const td_decode_api *decode)
         .min_length = odd(0, 3),
         .num_best = odd(1, 2),
         .end_candidates = odd(1, 4),
-        .max_finished = odd(1, 9),
+        .finished_limit = odd(1, 9),
         .ranks_truncated = pick(0, 1),
         .length_penalty = odd_double(2),
         .is_power_penalty = pick(0, 1),

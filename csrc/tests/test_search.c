@@ -282,7 +282,7 @@ static td_search_config config_of(int64_t beam_size)
         .eos = EOS,
         .num_best = 1,
         .end_candidates = 2 * beam_size,
-        .max_finished = INT64_MAX,
+        .finished_limit = INT64_MAX,
     };
 }
 
@@ -381,7 +381,7 @@ static void coverage_is_added_to_scores(const td_api *api)
     api->decode->search_free(search);
 }
 
-static void hypotheses_are_cut_short_at_the_limit(const td_api *api)
+static void hypotheses_are_truncated_at_the_limit(const td_api *api)
 {
     td_search_config config = config_of(3);
     td_search *search = begin(api, &config, 2, 0); /* the same as a limit of one */
@@ -529,7 +529,7 @@ static void impossible_configurations_are_refused(const td_api *api)
     bad[3].eos = -1;
     bad[4].num_best = 5;
     bad[5].end_candidates = 9;
-    bad[6].max_finished = 0;
+    bad[6].finished_limit = 0;
     bad[7].length_penalty = NAN;
     bad[8].coverage_penalty = INFINITY;
     bad[9].num_excluded_tokens = 3;
@@ -569,7 +569,7 @@ int main(void)
     for_each_isa(a_beam_ends_when_nothing_can_overtake);
     for_each_isa(scores_are_divided_by_the_length_penalty);
     for_each_isa(coverage_is_added_to_scores);
-    for_each_isa(hypotheses_are_cut_short_at_the_limit);
+    for_each_isa(hypotheses_are_truncated_at_the_limit);
     for_each_isa(a_beam_may_be_wider_than_the_vocabulary);
     for_each_isa(all_hypotheses_begin_with_the_prefix);
     for_each_isa(a_prefix_outside_the_vocabulary_changes_nothing);

@@ -195,7 +195,7 @@ static td_search_config config_of(int64_t beam_size, double coverage_penalty)
         .min_length = 3,
         .num_best = 1,
         .end_candidates = 2 * beam_size,
-        .max_finished = INT64_MAX,
+        .finished_limit = INT64_MAX,
         .length_penalty = 0.6,
         .coverage_penalty = coverage_penalty,
     };

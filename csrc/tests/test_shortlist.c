@@ -161,7 +161,7 @@ static td_search *make_search(const td_decode_api *decode, int64_t sentences)
         .eos = EOS,
         .num_best = 1,
         .end_candidates = 2 * BEAM,
-        .max_finished = INT64_MAX,
+        .finished_limit = INT64_MAX,
         .length_penalty = 0.6,
         .excluded_tokens = excluded,
         .num_excluded_tokens = 2,

@@ -241,7 +241,7 @@ class SearchConfig:
         return self.candidates if self.patience is None else self.beam_size
 
     @property
-    def max_finished(self) -> int | None:
+    def finished_limit(self) -> int | None:
         """Number of finished hypotheses that end the search; None for no such limit."""
         if self.patience is None:
             return None

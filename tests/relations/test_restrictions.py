@@ -161,7 +161,7 @@ def test_a_forced_prefix_may_repeat_itself() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("found", [found_natively, found_in_python])
-def test_a_hypothesis_that_no_token_may_follow_is_cut_short(
+def test_a_hypothesis_that_no_token_may_follow_is_truncated(
     beam_size: int, found: Callable[..., list[list[Hypothesis]]]
 ) -> None:
     config = SearchConfig(beam_size=beam_size, no_repeat_ngram=1, min_length=20)

@@ -407,8 +407,8 @@ class BeamSearch:
         # 0, so no live hypothesis can score above this bound.
         bound = best / self._divisors(max_lengths)
         is_final = worst_wanted >= bound
-        if config.max_finished is not None:
-            is_final |= state.num_finished >= config.max_finished
+        if config.finished_limit is not None:
+            is_final |= state.num_finished >= config.finished_limit
         return is_over | (is_final & (worst_wanted > -math.inf))
 
     def _divisors(

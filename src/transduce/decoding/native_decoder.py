@@ -232,7 +232,7 @@ class NativeSearch:
             "min_length": config.min_length,
             "num_best": 1 if is_greedy else config.num_best,
             "end_candidates": 1 if is_greedy else config.end_candidates,
-            "max_finished": min(config.max_finished or ENDLESS, ENDLESS),
+            "finished_limit": min(config.finished_limit or ENDLESS, ENDLESS),
             "ranks_truncated": config.ranks_truncated,
             "length_penalty": config.length_penalty,
             "is_power_penalty": config.penalty == "power",
