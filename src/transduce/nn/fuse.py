@@ -70,7 +70,7 @@ FEW_QUERIES, FEW_KEYS = 16, 64
 attention does not exist), forming the weights is faster on a CPU than PyTorch's fused
 attention."""
 FEW_ROWS = 128
-"""Number of rows up to which a recurrent cell is faster than oneDNN's layer."""
+"""Number of rows up to which the cell of an LSTM is faster than oneDNN's layer."""
 
 
 def fuse(model: Model) -> Model:
@@ -241,29 +241,25 @@ class FusedNormalizedLinear(NormalizedLinear):
 
 
 class FusedRecurrentLayer(RecurrentLayer):
-    """Recurrent layer that computes one position of few rows as a cell.
+    """Recurrent layer that computes one position of an LSTM for few rows as a cell.
 
-    For its layers on a CPU, PyTorch calls oneDNN, which rearranges the weights in each
-    call.
+    PyTorch computes LSTM layers on a CPU by oneDNN, which rearranges the weights in
+    each call.
     """
 
     def recurrence(self, x: Tensor | PackedSequence, first: RnnState | None) -> Any:
         """Return outputs and the last state as `nn.LSTM` or `nn.GRU` does."""
-        if isinstance(x, PackedSequence) or first is None or not self._is_faster(x):
+        if not isinstance(x, Tensor) or not isinstance(first, tuple):
+            return super().recurrence(x, first)
+        if not self._is_faster_as_cell(x):
             return super().recurrence(x, first)
         rnn: Any = self.rnn
-        weights = (
-            *(rnn.weight_ih_l0, rnn.weight_hh_l0),
-            *(rnn.bias_ih_l0, rnn.bias_hh_l0),
-        )
-        if isinstance(first, Tensor):
-            hidden = torch.gru_cell(x[:, 0], first[0], *weights)
-            return hidden[:, None], hidden[None]
+        weights = rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0
         before = [each[0] for each in first]
         hidden, cell = torch.lstm_cell(x[:, 0], before, *weights)
         return hidden[:, None], (hidden[None], cell[None])
 
-    def _is_faster(self, x: Float[Tensor, "rows length input_width"]) -> bool:
+    def _is_faster_as_cell(self, x: Float[Tensor, "rows length input_width"]) -> bool:
         """Whether a cell exists for these inputs, and is faster than a layer."""
         return (
             x.device.type == "cpu"
