@@ -37,12 +37,20 @@ EMULATED = (
 
 @contextmanager
 def torch_defaults() -> Iterator[None]:
-    """Compute in fp32 and with gradients inside the block, as PyTorch does unless a
-    caller has set another default dtype or has turned gradients off."""
+    """Compute in fp32 and with gradients inside the block, as PyTorch does by default.
+
+    A caller may have set another default dtype, which all threads of the process share,
+    or have turned autocast on or gradients off.
+    """
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
-        with torch.inference_mode(mode=False), torch.enable_grad():
+        with (
+            torch.inference_mode(mode=False),
+            torch.enable_grad(),
+            torch.autocast("cpu", enabled=False),
+            torch.autocast("cuda", enabled=False),
+        ):
             yield
     finally:
         torch.set_default_dtype(dtype)
@@ -63,9 +71,9 @@ class Hardware:
             return nullcontext()
         # All threads share the cache of rounded weights, and each clears it at its end,
         # so that sums of gradients would differ if batches are computed at once.
-        is_alone = self.device.type != "cpu"
+        is_cached = self.device.type != "cpu"
         return torch.autocast(
-            self.device.type, dtype=self.dtype, cache_enabled=is_alone
+            self.device.type, dtype=self.dtype, cache_enabled=is_cached
         )
 
     def seed(self, number: int) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,21 @@ def doubles() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("doubles")
-@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
-def test_modes_of_the_caller_do_not_change_the_training(train, without):
-    with without():
+@pytest.mark.parametrize(
+    "mode",
+    [
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+    ],
+    ids=["no gradients", "inference", "autocast"],
+)
+def test_modes_of_the_caller_do_not_change_the_training(train, mode):
+    with mode():
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
         result = train()
         again = transduce.resume(result.model.parent, steps=7, device="cpu")
-        assert not torch.is_grad_enabled()
+        assert modes == (torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"))
     assert torch.get_default_dtype() == torch.float64
     weights = load_model(again.model).weights
     torch.set_default_dtype(torch.float32)
