@@ -104,8 +104,8 @@ def test_a_faulty_corpus_is_reported_on_to_its_end_and_refused(faulty, capsys):
     assert output.err == (
         "transduce: Training would refuse this corpus for 2 reasons, first: lines of "
         "the training corpus that are not UTF-8 text, or above 1,000,000 bytes: 1; "
-        "convert the files to UTF-8 and remove NUL bytes, or drop these pairs by "
-        "`transduce clean`.\n"
+        "convert the files to UTF-8, remove NUL bytes and split long lines, or drop "
+        "these pairs by `transduce clean`.\n"
     )
 
 

@@ -323,11 +323,12 @@ def test_a_finished_command_trains_nothing_again(
     assert report()["student fp32"]["scores"][0]["text"] == "mono"
 
 
+@pytest.mark.parametrize("damaged", ["{", "{}", '{"kept": "x"}', "[]"])
 def test_damaged_counts_of_the_pairs_are_written_anew(
-    succeeds, teacher, finished
+    succeeds, teacher, finished, damaged
 ) -> None:
     shutil.copytree(finished, "out")
-    Path("out/pairs.json").write_text("{", encoding="utf-8")
+    Path("out/pairs.json").write_text(damaged, encoding="utf-8")
     succeeds(*arguments(teacher))
     assert_same_results("out", finished)
 
@@ -340,6 +341,14 @@ def test_a_student_without_its_record_or_corpus_is_named(
     Path("out/student", name).rename("lost")
     message = refuses(*arguments(teacher))
     assert message.startswith("out/student: must hold the student's run, but lacks")
+
+
+def test_a_student_is_trained_into_an_empty_folder(succeeds, teacher, finished) -> None:
+    shutil.copytree(finished, "out")
+    shutil.rmtree("out/student")
+    Path("out/student").mkdir()
+    succeeds(*arguments(teacher))
+    assert_same_results("out", finished)
 
 
 def test_changed_settings_are_refused_and_by_force_repeat_only_their_steps(
@@ -405,7 +414,7 @@ def test_teachers_with_different_vocabularies_are_refused(
     )
     save_model(stranger, Path("stranger"))
     message = refuses(*several((teacher, Path("stranger")), "out"))
-    assert message.startswith("Models that translate together must have one tokenizer")
+    assert message.startswith("Models of an ensemble must have one tokenizer")
     assert not Path("out").exists()
 
 
@@ -634,5 +643,5 @@ def test_teachers_of_both_directions_are_refused(
     opposite = replace(trained_checkpoint, source_language="de", target_language="en")
     save_model(opposite, Path("opposite"))
     message = refuses(*several((teacher, Path("opposite")), "out"))
-    assert message.startswith("Models that translate together must have the same lang")
+    assert message.startswith("Models of an ensemble must have the same lang")
     assert not Path("out").exists()

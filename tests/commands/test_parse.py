@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -133,6 +134,21 @@ def test_a_coverage_penalty_refuses_an_ensemble_of_parsers(
     search = replace(both.search, coverage_penalty=0.2)
     with pytest.raises(RequestError, match="with one model, whose attention it counts"):
         list(both.parser().parse_stream([["yes"]], search))
+
+
+def test_a_parser_whose_dev_trees_were_removed_is_not_changed(
+    refuses: Callable[..., str], parser: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(parser, run)
+    (run / "corpus" / "dev" / "trees.txt").unlink()
+    before = sorted(run.rglob("*")), (run / "config.json").read_text()
+    resume = ("train", "--out", run, "--resume")
+    for options in ((), ("--set", "training.steps=9")):
+        assert refuses(*resume, *options).startswith(
+            f"{run}/corpus/dev: must hold the dev trees, by which a parser is scored"
+        )
+        assert (sorted(run.rglob("*")), (run / "config.json").read_text()) == before
 
 
 def test_tokenized_lines_are_cut_at_spaces_alone(

@@ -556,7 +556,8 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
         yield Advice(
             problem=f"lines of the {name} corpus that are not UTF-8 text, or above "
             f"{MAX_LINE_BYTES:,} bytes: {invalid:,}",
-            remedy=f"convert the files to UTF-8 and remove NUL bytes, or {DROP}",
+            remedy=f"convert the files to UTF-8, remove NUL bytes and split long "
+            f"lines, or {DROP}",
             is_refusal=True,
         )
     for files in split.unequal:

@@ -287,10 +287,16 @@ class DevCorpus:
         target_size = model.target_vocab_size or model.vocab_size
         require_ids_below(dataset, path, model.vocab_size, target_size)
         batcher = Batcher(dataset, config.batching, seed=0)
+        trees = folder.dev_trees
+        if trees is None and folder.symbols() is not None:
+            raise DataError(
+                f"{path}: must hold the dev trees, by which a parser is scored, but "
+                "lacks them; restore the folder."
+            )
         evaluate = (
             _translation_evaluation(path, config, language)
-            if folder.dev_trees is None
-            else _parsing_evaluation(folder.dev_trees)
+            if trees is None
+            else _parsing_evaluation(trees)
         )
         return cls(batcher, evaluate, device, name, is_main=is_main)
 

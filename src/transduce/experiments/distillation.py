@@ -54,6 +54,7 @@ from transduce.experiments.run_processes import kept_precision
 from transduce.experiments.run_processes import settings as flat_settings
 from transduce.experiments.start_model import tokenizer_settings
 from transduce.experiments.synthetic_text import (
+    COUNTED,
     MAX_RATIO,
     SETTINGS,
     TRANSLATIONS,
@@ -492,20 +493,22 @@ class _Steps:
         if not all(path.is_file() for path in self._pairs):
             return None
         try:
-            return read_json(self._out / PAIRS)
+            counts = read_json(self._out / PAIRS)
         except CheckpointError:
             return None
+        is_sound = all(isinstance(counts.get(kind), int) for kind in COUNTED)
+        return counts if is_sound else None
 
     def _train(self, files: CorpusFiles, observers: Sequence[RunObserver]) -> None:
         """Train the student, or continue its training."""
         run, config = self._out / STUDENT, self._plan.student
-        if run.exists() and not is_run(run):
+        if run.exists() and not is_run(run) and any(run.iterdir()):
             raise CheckpointError(
                 f"{run}: must hold the student's run, but lacks {RUN_CONFIG} or the "
                 "encoded corpus; restore them, or remove the folder to train another "
                 "student."
             )
-        if not run.exists():
+        if not is_run(run):
             encoder = self._encoder
             if encoder is None and self._tags:
                 encoder = _learn_encoder(

@@ -98,6 +98,8 @@ REASONS = (
 """Reasons why a pair is dropped. `too-long` is an input of more than 250 tokens, or 600
 of a vocabulary of characters, which is not translated; `cut-off` a translation that has
 not ended at the length limit."""
+COUNTED = ("kept", *REASONS)
+"""Kinds of pairs that `write_kept` counts."""
 
 
 class InputLine(NamedTuple):
@@ -423,7 +425,7 @@ def write_kept(
     if number := int(drop_worst * len(scores)):
         order = np.argsort(np.frombuffer(scores), kind="stable")
         worst = set(order[:number].tolist())
-    counts = dict.fromkeys(("kept", *REASONS), 0)
+    counts = dict.fromkeys(COUNTED, 0)
     usable = 0
     with (
         atomic_file(inputs) as new_inputs,
