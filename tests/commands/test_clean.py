@@ -85,6 +85,7 @@ def test_a_line_above_a_million_bytes_costs_only_its_pair(
     first, *_ = (out / "dropped.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(first)["line"] == 2
     assert json.loads(first)["detail"] == "source: more than 1,000,000 bytes"
+    assert json.loads(first)["source"] == "x" * 1_000
 
 
 def test_rules_are_switched_off_and_thresholds_set(

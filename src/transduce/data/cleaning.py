@@ -49,7 +49,13 @@ from transduce.processes import (
     signals_held,
 )
 from transduce.settings import require_between
-from transduce.text.corpus import GZIP_MAGIC, Line, aligned_lines, read_text
+from transduce.text.corpus import (
+    GZIP_MAGIC,
+    MAX_LINE_BYTES,
+    Line,
+    aligned_lines,
+    read_text,
+)
 from transduce.text.languages import LanguagesConfig, guess
 
 DROPPED_FILE, REPORT_FILE, SCORES_FILE = "dropped.jsonl", "report.json", "scores.tsv"
@@ -341,6 +347,10 @@ class _ChunkJudge:
                 self._dev_sources,
             )
         return self._rules[pair.direction]
+
+
+MAX_SHOWN_BYTES = 1_000
+"""Number of bytes that are shown of a line above `MAX_LINE_BYTES`."""
 
 
 class _ReadPair(NamedTuple):
@@ -912,6 +922,14 @@ class _Details:
         return detail
 
 
+def _shown(line: Line) -> str:
+    """Return the text of a line; of an overlong one, only its beginning."""
+    content = line.content
+    if len(content) > MAX_LINE_BYTES:
+        content = content[:MAX_SHOWN_BYTES]
+    return content.decode("utf-8", "surrogateescape")
+
+
 def _record(pair: _ReadPair, detail: str) -> bytes:
     """Dropped pair as a line of JSON; bytes that are not UTF-8 as lone surrogates."""
     record = {
@@ -919,8 +937,8 @@ def _record(pair: _ReadPair, detail: str) -> bytes:
         "line": pair.source.number,
         "reason": NAMES[pair.code],
         "detail": detail,
-        "source": pair.source.content.decode("utf-8", "surrogateescape"),
-        "target": pair.target.content.decode("utf-8", "surrogateescape"),
+        "source": _shown(pair.source),
+        "target": _shown(pair.target),
     }
     line = json.dumps(record, ensure_ascii=False)
     if UNSAFE.search(line):

@@ -69,7 +69,8 @@ class Line:
         if len(self.content) > MAX_LINE_BYTES:
             raise DataError(
                 f"{self.place}: a line must be at most {MAX_LINE_BYTES:,} bytes long, "
-                "but this one is longer; is the file one sentence a line?"
+                "but this one is longer; split it into sentences, or drop it: "
+                "`transduce clean` drops such pairs."
             )
         if b"\0" in self.content:
             raise DataError(
