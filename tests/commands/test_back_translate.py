@@ -513,7 +513,7 @@ def test_an_ensemble_of_both_directions_is_refused(
     ):
         message = refuses(*command, "--ensemble", "opposite")
         assert message == (
-            "Models that translate together must have the same languages, but their "
+            "Models of an ensemble must have the same languages, but their "
             "source languages are en and de; load models of one direction."
         )
     assert not Path("out").exists()

@@ -53,10 +53,9 @@ Origin = Mapping[str, Any]
 """Everything that the records depend on besides the input's lines, as JSON."""
 Item = TypeVar("Item")
 
-FORMAT = 3
+FORMAT = 4
 """Format of the record file; an output begun in another one is not resumed."""
 CHECKSUMS = {
-    "model": "another model",
     "models": "other models",
     "shortlist": "another shortlist",
 }

@@ -115,8 +115,9 @@ def require_ensemble(
     """Raise `RequestError` if the models cannot form an ensemble."""
     if any(other.tokenizer != checkpoint.tokenizer for other in others):
         raise RequestError(
-            "Models that translate together must have one tokenizer, but have "
-            "different ones; train them on the same text with the same settings."
+            "Models of an ensemble must have one tokenizer, but have different ones; "
+            "train them on the same text and the same dev corpus, with the same "
+            "settings."
         )
     if any(other.symbols != checkpoint.symbols for other in others):
         raise RequestError(
@@ -131,7 +132,7 @@ def require_ensemble(
             language = getattr(other, f"{side}_language")
             if known and language and not best_match(language, [known]):
                 raise RequestError(
-                    "Models that translate together must have the same languages, but "
+                    "Models of an ensemble must have the same languages, but "
                     f"their {side} languages are {known} and {language}; load models "
                     "of one direction."
                 )

@@ -252,7 +252,7 @@ def language_name(code: str) -> str:
 
 def _folders(text: str) -> list[str]:
     """Return the folder that a text names, or several with commas between them."""
-    return [text] if Path(text).exists() else text.split(",")
+    return [text] if Path(text).exists() else [each.strip() for each in text.split(",")]
 
 
 def _shown(value: str | None) -> str:

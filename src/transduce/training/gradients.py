@@ -256,7 +256,8 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
 def draws_from_context(hardware: Hardware) -> bool:
     """Return whether all random numbers come from the generator of `own_generator`.
 
-    They do on a CPU, where the native library or ours draws the masks of dropout.
+    They do on a CPU: the masks of dropout and the noise of mixtures' gates. On a GPU
+    PyTorch draws them.
     """
     return hardware.device.type == "cpu"
 

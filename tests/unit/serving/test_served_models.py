@@ -68,7 +68,7 @@ def test_an_existing_folder_is_not_taken_for_a_name(
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("en-de=runs/1,runs/2", "en-de"), ("en:de=runs/1,runs/2", "en-de")]
+    [("en-de=runs/1,runs/2", "en-de"), ("en:de=runs/1, runs/2", "en-de")]
     + [("runs/1,runs/2", "1")],
 )
 def test_several_folders_form_an_ensemble(text: str, name: str) -> None:
