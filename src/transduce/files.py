@@ -209,6 +209,18 @@ def require_new_folder(out: Path, *, overwrite: bool, made_by: str) -> None:
     require_place(out)
 
 
+def folder_in_use(out: Path, *, is_own: bool = False) -> ConfigError:
+    """Return the error of an output folder that is not empty.
+
+    It is an `OverwriteError` if the contents are the command's own, which may be
+    overwritten.
+    """
+    message = f"{out}: the output folder must be new or empty, but is not; choose "
+    if is_own:
+        return OverwriteError(f"{message}another, or {OVERWRITE}.")
+    return ConfigError(f"{message}another.")
+
+
 def _require_own(
     out: Path, there: Sequence[Path], *, overwrite: bool, made_by: str
 ) -> None:
@@ -217,16 +229,8 @@ def _require_own(
     is_own = maker == made_by and not any(each.is_dir() for each in there)
     if is_own and overwrite:
         return
-    if is_own and not overwrite:
-        raise OverwriteError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            f"another, or {OVERWRITE}."
-        )
     if not overwrite:
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another."
-        )
+        raise folder_in_use(out, is_own=is_own)
     found = "has folders in it" if maker == made_by else _described(maker)
     raise ConfigError(
         f"{out}: only a folder that the same command wrote can be overwritten, but "

@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from transduce.errors import ConfigError, DataError, unknown_name
-from transduce.files import parse_json, path_lock, read_bounded, sync
+from transduce.files import folder_in_use, parse_json, path_lock, read_bounded, sync
 from transduce.text.corpus import BYTE_ORDER_MARK, Line
 
 PAUSES_S = (1.0, 5.0, 25.0)
@@ -782,10 +782,7 @@ def _refuse_other_contents(folder: Path) -> None:
     else:
         is_free = not folder.exists()
     if not is_free:
-        raise ConfigError(
-            f"{folder}: the output folder must be new or empty, but is not; choose "
-            "another folder."
-        )
+        raise folder_in_use(folder)
 
 
 def _assemble(

@@ -13,7 +13,7 @@ from transduce.data.treebank import TreebankFiles, read_treebank
 from transduce.decoding.parser import ParseScore, score_parses
 from transduce.decoding.translator import load
 from transduce.device import Hardware
-from transduce.errors import OVERWRITE, CheckpointError, ConfigError, OverwriteError
+from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import (
@@ -25,6 +25,7 @@ from transduce.files import (
     LEFTOVERS,
     MADE_BY,
     atomic_directory,
+    folder_in_use,
     read_json,
     require_new_folder,
 )
@@ -182,15 +183,9 @@ def require_new_quickstart(out: Path, *, overwrite: bool) -> None:
     except ConfigError:
         if overwrite:
             raise
-        raise ConfigError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            "another."
-        ) from None
+        raise folder_in_use(out) from None
     if not overwrite:
-        raise OverwriteError(
-            f"{out}: the output folder must be new or empty, but is not; choose "
-            f"another, or {OVERWRITE}."
-        )
+        raise folder_in_use(out, is_own=True)
 
 
 def _require_quickstart(out: Path) -> None:
