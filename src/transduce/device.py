@@ -43,16 +43,23 @@ def torch_defaults() -> Iterator[None]:
     or have turned autocast on or gradients off.
     """
     dtype = torch.get_default_dtype()
+    autocast = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
+    # PyTorch drops rounded weights only at the end of the outermost context, so the
+    # caller's contexts must not count here, and none may surround the block.
+    depth = torch.autocast_increment_nesting()
     torch.set_default_dtype(torch.float32)
+    for kind in autocast:
+        torch.set_autocast_enabled(kind, False)
+    for _ in range(depth):
+        torch.autocast_decrement_nesting()
     try:
-        with (
-            torch.inference_mode(mode=False),
-            torch.enable_grad(),
-            torch.autocast("cpu", enabled=False),
-            torch.autocast("cuda", enabled=False),
-        ):
+        with torch.inference_mode(mode=False), torch.enable_grad():
             yield
     finally:
+        for _ in range(depth - 1):
+            torch.autocast_increment_nesting()
+        for kind, is_enabled in autocast.items():
+            torch.set_autocast_enabled(kind, is_enabled)
         torch.set_default_dtype(dtype)
 
 

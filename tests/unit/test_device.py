@@ -3,6 +3,7 @@
 import resource
 import sys
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from transduce.device import (
     choose_hardware,
     forget_peak_memory,
     peak_memory,
+    torch_defaults,
     used_memory,
     warn_if_emulated,
 )
@@ -161,6 +163,27 @@ def test_matrix_products_are_computed_in_the_chosen_precision(dtype):
 
 
 @pytest.mark.usefixtures("with_cuda")
+@pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
+def test_defaults_drop_rounded_weights_and_come_back(is_nested):
+    caller = torch.autocast("cpu", dtype=torch.bfloat16)
+    weight, x = torch.nn.Parameter(torch.ones(1, 1)), torch.ones(1, 1)
+    with caller if is_nested else nullcontext():
+        with torch_defaults():
+            assert not torch.is_autocast_enabled("cpu")
+            found = []
+            for factor in (3, 1):
+                # As on a GPU, where rounded weights are kept within a context.
+                with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=True):
+                    found.append(torch.nn.functional.linear(x, weight).item())
+                with torch.no_grad():
+                    weight.mul_(factor)
+            assert found == [1.0, 3.0]
+        assert torch.is_autocast_enabled("cpu") == is_nested
+        depth = torch.autocast_increment_nesting()
+        torch.autocast_decrement_nesting()
+        assert depth == 1 + is_nested
+
+
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert choose_hardware("cuda", number=1).device == torch.device("cuda", 1)
