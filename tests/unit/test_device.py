@@ -162,7 +162,6 @@ def test_matrix_products_are_computed_in_the_chosen_precision(dtype):
     assert (matrix @ matrix).dtype == torch.float32
 
 
-@pytest.mark.usefixtures("with_cuda")
 @pytest.mark.parametrize("is_nested", [False, True], ids=["plain", "nested"])
 def test_defaults_drop_rounded_weights_and_come_back(is_nested):
     caller = torch.autocast("cpu", dtype=torch.bfloat16)
@@ -184,6 +183,7 @@ def test_defaults_drop_rounded_weights_and_come_back(is_nested):
         assert depth == 1 + is_nested
 
 
+@pytest.mark.usefixtures("with_cuda")
 def test_each_process_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     assert choose_hardware("cuda", number=1).device == torch.device("cuda", 1)

@@ -260,9 +260,11 @@ class FusedRecurrentLayer(RecurrentLayer):
         return hidden[:, None], (hidden[None], cell[None])
 
     def _is_faster_as_cell(self, x: Float[Tensor, "rows length input_width"]) -> bool:
-        """Whether a cell exists for these inputs, and is faster than a layer."""
+        """Whether a cell exists for these inputs, is faster, and no hook needs the
+        layer."""
         return (
             x.device.type == "cpu"
+            and not _has_hooks(self.rnn)
             and x.size(1) == 1
             and x.size(0) <= FEW_ROWS
             and self.rnn.proj_size == 0

@@ -68,7 +68,13 @@ class TestRecurrentLayer:
     def count_calls(layer: RecurrentLayer) -> list[None]:
         """Return a list that grows with each call of PyTorch's layer."""
         calls: list[None] = []
-        layer.rnn.register_forward_hook(lambda *_: calls.append(None))
+        forward = layer.rnn.forward
+
+        def counted(*given: Tensor) -> Tensor:
+            calls.append(None)
+            return forward(*given)
+
+        layer.rnn.forward = counted
         return calls
 
     @pytest.mark.parametrize("num_rows", [1, 7])
@@ -115,6 +121,14 @@ class TestRecurrentLayer:
         for ours, theirs in zip(fused(x, state), plain(x, state), strict=True):
             assert torch.equal(ours, theirs)
         assert calls
+
+    def test_a_hook_sees_the_layer(self):
+        _, fused = self.layers("lstm")
+        seen: list[None] = []
+        fused.rnn.register_forward_hook(lambda *_: seen.append(None))
+        x, state = torch.randn(2, 1, 6), torch.randn(2, fused.state_width)
+        fused(x.double(), state.double())
+        assert seen
 
     def test_a_cell_in_bf16_differs_from_the_layer_by_rounding(self):
         if not is_good_at_bf16("cpu"):
