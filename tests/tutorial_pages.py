@@ -4,7 +4,6 @@ Comments in the page say what a block is:
 
     <!-- file: NAME -->       the block is a file that the reader writes
     <!-- run -->              bash runs the block
-    <!-- run: quickstart -->  the same, but the training is taken from elsewhere
     <!-- output -->           the block is what the last one printed
     <!-- output within N -->  the same, but numbers may differ by N
     <!-- output but numbers -->  the same, but numbers may be any
@@ -27,7 +26,7 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SNIPPET = re.compile(r'^--8<-- "(.*)"$', re.MULTILINE)
 """A file of the repository, which the page includes."""
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 300
+LIMIT_S = 900
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

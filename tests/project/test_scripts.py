@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = [
     ROOT / name
     for name in (
-        *(".ci/quickstart", ".ci/run", "scripts/check", "scripts/lint"),
+        *(".ci/run", "scripts/check", "scripts/lint"),
         *("scripts/test", "scripts/test-newest"),
     )
 ]
