@@ -17,7 +17,7 @@ TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 PAGES = ("first-model", "two-files", "treebank", "unspaced", "coming-from")
 """Tutorials in order: a page may use files of an earlier one."""
 LEAST_BLEU = 95.0
-"""What the quickstart's model must reach on sentences that it has not seen."""
+"""Least BLEU of the quickstart's model on sentences that it has not seen."""
 
 
 @pytest.fixture(scope="module")
