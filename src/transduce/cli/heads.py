@@ -65,7 +65,7 @@ def heads(
         Their translations, line by line. A model of several target languages
         translates into the one that their ending names (.de, .zh).
     trees
-        Treebanks, for a parser.
+        Treebanks, for a parser; by default trees of the built-in corpus.
     sentences
         Number of pairs or trees, from the first on.
     device
