@@ -15,7 +15,6 @@ import torch
 import transduce
 from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
-from transduce.errors import RequestError
 from transduce.grammar.corpus import training_trees
 from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
@@ -127,13 +126,17 @@ def test_an_ensemble_parses(
     assert found != succeeds("parse", parser, *options, stdin=text)
 
 
-def test_a_coverage_penalty_refuses_an_ensemble_of_parsers(
+def test_an_ensemble_of_parsers_counts_coverage(
     parser: Path, other_parser: Path
 ) -> None:
-    both = transduce.load(parser, other_parser)
-    search = replace(both.search, coverage_penalty=0.2)
-    with pytest.raises(RequestError, match="with one model, whose attention it counts"):
-        list(both.parser().parse_stream([["yes"]], search))
+    def score(*models: Path) -> float:
+        loaded = transduce.load(*models, device="cpu", precision="fp32")
+        search = replace(loaded.search, beam_size=2, coverage_penalty=0.2)
+        [parse] = loaded.parser().parse_stream([["yes"]], search)
+        return parse.score
+
+    assert score(parser, parser) == pytest.approx(score(parser), abs=1e-5)
+    assert score(parser, other_parser) != pytest.approx(score(parser), abs=1e-5)
 
 
 def test_a_parser_whose_dev_trees_were_removed_is_not_changed(

@@ -614,25 +614,19 @@ def test_coverage_is_counted_in_scores(
     assert any(with_penalty < without - 1e-5 for with_penalty, without in pairs)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ("--beam-size", 1),
-            "`search.coverage_penalty` has no effect on greedy search",
-        ),
-        (
-            ("--ensemble", "itself"),
-            "A coverage penalty must be used with one model, wh",
-        ),
-    ],
-)
-def test_coverage_without_a_beam_or_with_several_models_is_refused(
-    refuses: Callable[..., str], model: Path, options: tuple[object, ...], message: str
+def test_coverage_without_a_beam_is_refused(
+    refuses: Callable[..., str], model: Path
 ) -> None:
-    options = tuple(model if option == "itself" else option for option in options)
-    options = ("--coverage-penalty", 0.2, *options)
+    message = "`search.coverage_penalty` has no effect on greedy search"
+    options = ("--coverage-penalty", 0.2, "--beam-size", 1)
     assert refuses("translate", model, *options, stdin=LINES).startswith(message)
+
+
+def test_an_ensemble_counts_coverage(succeeds: Callable[..., str], model: Path) -> None:
+    options = ("--coverage-penalty", 0.2)
+    alone = succeeds("translate", model, *options, stdin=LINES)
+    both = ("--ensemble", model, *options)
+    assert succeeds("translate", model, *both, stdin=LINES) == alone
 
 
 def test_a_termination_leaves_no_partial_output(model: Path, tmp_path: Path) -> None:

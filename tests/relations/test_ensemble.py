@@ -127,3 +127,32 @@ def test_a_member_that_puts_out_nan_is_refused(members: list[Checkpoint]) -> Non
     for several in ([members[0], other], [other, members[0]]):
         with pytest.raises(CheckpointError, match="puts out NaN"):
             Translator(several[0], "cpu", several[1]).score("one", "eins")
+
+
+@pytest.mark.usefixtures("is_native")
+def test_coverage_is_the_mean_of_the_members_coverages(
+    members: list[Checkpoint], corpus: tuple[list[str], list[str]]
+) -> None:
+    translator = Translator(members[0], "cpu", *members[1:])
+    config = SearchConfig(coverage_penalty=0.2)
+    sources = sorted(set(corpus[0]), key=len)[:10]
+    found = translator.translate_stream(sources, config)
+    readers = [Translator(each, "cpu").cross_attention for each in members]
+    for ids, translation in zip(translator.source_ids(sources), found, strict=True):
+        best = translation.hypotheses[0]
+        [target] = translator.tokenizer.encode_targets([best.text])
+        if tuple(translator.tokenizer.pieces(target)) != best.tokens:
+            continue  # the same text in other pieces
+        coverages = []
+        for read in readers:
+            assert read is not None
+            [weights] = read([[*ids, EOS]], [[*target, EOS]])
+            received = weights[-1].sum(axis=0)  # of the last layer
+            coverages.append(np.log(np.minimum(received, 1)).sum())
+        length = len(best.token_log_probabilities)
+        mean = float(np.mean(coverages))
+        expected = config.score(best.log_probability, length, mean)
+        assert best.score == pytest.approx(expected, abs=1e-3)
+        assert best.score != pytest.approx(
+            config.score(best.log_probability, length, float(coverages[0])), abs=1e-3
+        )

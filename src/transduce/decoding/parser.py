@@ -24,7 +24,6 @@ from transduce.decoding.search import (
     Hypothesis,
     JoinableDecoder,
     coverage_of,
-    require_coverage,
     require_numbers,
     start_decoder,
 )
@@ -141,7 +140,6 @@ class Parser:
         """
         pace = pace or Pace()
         config = self._translator.search.given({}) if config is None else config
-        require_coverage(config, len(self._translator.models))
         if constrained:
             config = _without_exclusions(config)
         start = partial(

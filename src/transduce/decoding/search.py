@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64
 
 from transduce.decoding.candidates import log_mean, log_softmax
-from transduce.errors import CheckpointError, RequestError
+from transduce.errors import CheckpointError
 from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
@@ -296,14 +296,14 @@ class Ensemble:
         for mine, theirs in zip(self.members, other.members, strict=True):
             mine.join(theirs)
 
+    def coverage(self) -> Float64[np.ndarray, "sentences group"]:
+        """Return the mean of the members' coverages."""
+        return np.mean([_coverage(member) for member in self.members], axis=0)
 
-def require_coverage(config: SearchConfig, num_models: int) -> None:
-    """Raise `RequestError` if a search needs the coverage of several models."""
-    if config.coverage_penalty > 0 and num_models > 1:
-        raise RequestError(
-            "A coverage penalty must be used with one model, whose attention it "
-            f"counts, but {num_models} are loaded."
-        )
+
+def _coverage(decoder: Decoder) -> Float64[np.ndarray, "sentences group"]:
+    assert isinstance(decoder, CoverageDecoder)
+    return decoder.coverage()
 
 
 def start_decoder(
@@ -385,5 +385,4 @@ class MaskedDecoder:
 
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """Return the sum of log(min(attention, 1)) over the source, end included."""
-        assert isinstance(self._decoder, CoverageDecoder)
-        return self._decoder.coverage()
+        return _coverage(self._decoder)

@@ -49,7 +49,6 @@ from transduce.decoding.search import (
     DecodingModel,
     Hypothesis,
     coverage_of,
-    require_coverage,
     require_numbers,
     start_decoder,
     with_shortlists,
@@ -496,7 +495,6 @@ class Translator:
                 TransduceWarning,
                 stacklevel=2,
             )
-        require_coverage(config, len(self._checkpoints))
         search = _PartSearch(
             start=partial(_start_search, config=config),
             group_size=config.beam_size,
