@@ -3,8 +3,8 @@
 # the model on pairs that it has not been trained on.
 #     sh examples/train.sh my.en my.de runs/mine --preset multi30k
 # The preset multi30k suits tens of thousands of pairs, base and big suit millions. The
-# endings of the files name the languages; further options are those of
-# `transduce train`.
+# files are plain text, and their endings name the languages; further options are those
+# of `transduce train`.
 set -eu
 source=$1 target=$2 run=$3
 shift 3

@@ -84,8 +84,8 @@ def compare(
         Files of translations of the same sentences, one per line.
     reference
         Reference translations. If the option is repeated, each file has a reference of
-        each sentence: scores are against all, lengths and word frequencies of the
-        first. Without the option before it, a further file is a system.
+        each sentence: scores count all references, and lengths and word frequencies are
+        those of the first. A file without the option before it is a system.
     source
         Source sentences, shown beside the translations.
     train

@@ -91,8 +91,8 @@ def distill(
     out
         Folder of all results; new, or begun by the same command.
     reference
-        Translations of the source, line by line. The student then learns, of the n-best
-        translations of a line, the one that is closest to its reference.
+        Translations of the source, line by line. The student then learns the one of the
+        n-best translations of a line that is closest to its reference.
     target_language
         Language to translate into, of a teacher with several target languages.
     dev_source

@@ -48,7 +48,7 @@ def score(
     """Print the log-probability of each target line, and the perplexity of all.
 
     A log-probability is in nats, summed over the tokens of a line and its end token. It
-    is not divided by the length; the score by which search ranks is.
+    is not divided by a length penalty, unlike the score by which search ranks.
 
     For example:
 

@@ -242,8 +242,8 @@ def distill(
     out
         Folder of the result, new or begun by the same call.
     reference
-        Translations of the source. The student then learns, of the `num_best`
-        hypotheses of a line, the one that is closest to its reference.
+        Translations of the source. The student then learns the one of the `num_best`
+        hypotheses of a line that is closest to its reference.
     target_language
         Language to translate into, of a teacher with several target languages.
     dev_source, dev_target
