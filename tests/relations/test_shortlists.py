@@ -315,18 +315,19 @@ def test_candidates_that_could_all_be_excluded_are_all_tokens(
     assert near(listed) == [(text, score) for text, score, _ in expected]
 
 
+@pytest.mark.parametrize("coverage_penalty", [0.0, 0.2])
 def test_an_ensemble_chooses_among_the_first_models_candidates(
-    checkpoint: Checkpoint, shortlist: Shortlist
+    checkpoint: Checkpoint, shortlist: Shortlist, coverage_penalty: float
 ) -> None:
     other = replace(checkpoint, shortlist=None)
     twice = Translator(checkpoint, "cpu", other)
     once = Translator(checkpoint, "cpu")
+    config = replace(config_of(4), coverage_penalty=coverage_penalty)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        together = found(twice.translate_stream(LINES, config_of(4)))
+        together = found(twice.translate_stream(LINES, config))
     assert near(together) == [
-        (text, score)
-        for text, score, _ in found(once.translate_stream(LINES, config_of(4)))
+        (text, score) for text, score, _ in found(once.translate_stream(LINES, config))
     ]
 
 

@@ -596,15 +596,6 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_coverage_penalty_for_several_models_is_refused(
-    trained_checkpoint: Checkpoint,
-) -> None:
-    together = Translator(trained_checkpoint, CPU, trained_checkpoint)
-    config = SearchConfig(coverage_penalty=0.2)
-    with pytest.raises(RequestError, match="used with one model, .* but 2 are loaded"):
-        together.translate_stream(["one"], config)
-
-
 @pytest.mark.skipif(api() is None, reason="there is no native library")
 def test_lines_are_independent_only_where_the_native_library_decodes(
     trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
