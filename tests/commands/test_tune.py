@@ -35,8 +35,10 @@ def search(model: Path) -> SearchConfig | None:
     return open_model(model).search
 
 
-def score(succeeds: Callable[..., str], *arguments: object) -> float:
-    return float(json.loads(succeeds("evaluate", *arguments, "--json"))[0]["score"])
+def scores(succeeds: Callable[..., str], *arguments: object) -> dict[str, float]:
+    """Scores of `transduce evaluate` by the names that `transduce tune` uses."""
+    first, *_, last = json.loads(succeeds("evaluate", *arguments, "--json"))
+    return {"BLEU": first["score"], "chrF": last["score"]}
 
 
 def test_the_best_of_the_grid_becomes_the_models_search(
@@ -55,19 +57,19 @@ def test_the_best_of_the_grid_becomes_the_models_search(
     assert set(cells) == {(b, p) for b in (2, 3, 4) for p in (0.0, 0.6, 1.0)}
     best = found["best"]["search"]
     assert found["best"]["score"] == pytest.approx(max(cells.values()), abs=0.005)
+    assert found["is_written"]
     kept = search(folder)
-    if found["is_written"]:
-        assert kept is not None
-        assert (kept.beam_size, kept.length_penalty) == (
-            best["beam_size"],
-            best["length_penalty"],
-        )
+    assert kept is not None
+    assert (kept.beam_size, kept.length_penalty) == (
+        best["beam_size"],
+        best["length_penalty"],
+    )
     source, target = corpus_files
     for (beam, penalty), expected in cells.items():
         chosen = ("--beam-size", beam, "--length-penalty", penalty)
         files = ("--source", source, "--reference", target, "--processes", 1)
-        if found["metric"] == "BLEU":
-            assert score(succeeds, folder, *files, *chosen) == pytest.approx(expected)
+        evaluated = scores(succeeds, folder, *files, *chosen)[found["metric"]]
+        assert evaluated == pytest.approx(expected)
 
 
 def test_a_better_search_changes_only_the_search_settings(
