@@ -30,7 +30,7 @@ from transduce.training.trainer import StepReport, Trainer
 pytest.importorskip("triton", exc_type=ImportError)
 
 from transduce.nn import cross_entropy, gpu_kernels
-from transduce.nn.cross_entropy import triton_loss
+from transduce.nn.cross_entropy import Loss, triton_loss
 from transduce.nn.gpu_kernels import DropoutMask, PackedAttention, Sentences
 
 IS_GPU = torch.cuda.is_available()
@@ -206,14 +206,21 @@ def test_the_gradients_of_a_batch_are_the_sum_of_those_of_its_sentences(
 @torch.enable_grad()
 def test_with_dropout_the_gradient_is_the_slope_of_the_loss(config: ModelConfig):
     rates = {"dropout": 0.2, "attention_dropout": 0.3, "relu_dropout": 0.1}
-    model = fuse(Transformer(replace(config, **rates))).train()
+    layers = {"num_layers": 1, "decoder_layers": 2}
+    model = fuse(Transformer(replace(config, **layers, **rates))).train()
     batch = random_batch(config.vocab_size, SHORT_LENGTHS).packed()
 
-    def loss() -> dict[str, Tensor]:
-        torch.manual_seed(7)  # the same masks in each call
-        return loss_and_gradients(model, batch)
+    @torch.no_grad()
+    def loss(seed: int = 7) -> float:
+        """Loss with the same masks in each call."""
+        torch.manual_seed(seed)
+        states = model.packed_states(batch.to(DEVICE), DTYPE)
+        targets = batch.target_out.to(DEVICE)
+        found = triton_loss(states, model.output_weight, targets, 0.1, DTYPE)
+        return float(found.sums[0])
 
-    found = loss()
+    torch.manual_seed(7)
+    found = loss_and_gradients(model, batch)
     loss_before = float(found["loss"][0])
     parameters = {n: p for n, p in model.named_parameters() if "layers" in n}
     weights = list(parameters.values())
@@ -225,7 +232,7 @@ def test_with_dropout_the_gradient_is_the_slope_of_the_loss(config: ModelConfig)
         before = [each.detach().clone() for each in weights]
         with torch.no_grad():
             torch._foreach_add_(weights, directions, alpha=distance)
-        value = float(loss()["loss"][0])
+        value = loss()
         with torch.no_grad():
             torch._foreach_copy_(weights, before)
         return value
@@ -233,8 +240,7 @@ def test_with_dropout_the_gradient_is_the_slope_of_the_loss(config: ModelConfig)
     step = 3e-3
     measured = (moved(step) - moved(-step)) / (2 * step)
     assert steepness == pytest.approx(measured, rel=0.01)
-    torch.manual_seed(8)
-    assert float(loss_and_gradients(model, batch)["loss"][0]) != loss_before
+    assert loss(seed=8) != loss_before
 
 
 def starts_of(lengths: list[int]) -> Sentences:
@@ -446,6 +452,12 @@ def test_batches_of_an_update_are_joined_within_the_bound(
             assert len(batch.source.ids) + len(batch.target.ids) <= positions
 
 
+@pytest.fixture
+def few_pairs(make_dataset, random_pairs) -> Batcher:
+    batching = BatchingConfig(source_tokens=36, target_tokens=36, batch_tokens=18)
+    return Batcher(make_dataset(random_pairs(8, 9)), batching, 1)
+
+
 @pytest.mark.skipif(IS_GPU, reason="interprets the kernels in fp32 on a CPU")
 @pytest.mark.usefixtures("unchecked_types")
 @torch.enable_grad()
@@ -453,21 +465,20 @@ def test_batches_of_an_update_are_joined_within_the_bound(
 def test_a_packed_training_has_the_losses_of_a_padded_one(
     config: ModelConfig,
     cpu: Hardware,
-    make_dataset,
-    random_pairs,
+    few_pairs: Batcher,
     monkeypatch: pytest.MonkeyPatch,
     positions: int | None,
 ):
-    batching = BatchingConfig(source_tokens=36, target_tokens=36, batch_tokens=18)
-    batcher = Batcher(make_dataset(random_pairs(8, 9)), batching, 1)
-
-    def reports() -> list[StepReport]:
+    def reports(*, packs: bool) -> list[StepReport]:
         torch.manual_seed(1)
         training = TrainingConfig(steps=2, warmup_steps=2)
         model = Transformer(replace(config, **ONE_LAYER))
-        trainer = Trainer(model, batcher, training, cpu)
+        trainer = Trainer(model, few_pairs, training, cpu)
         if positions is not None:
             trainer.find_micro_batch(positions)
+        if packs:  # after the trials, which the interpreter would take longest for
+            monkeypatch.setattr(FusedTransformer, "can_pack", lambda *_: True)
+            monkeypatch.setattr(cross_entropy, "has_triton_loss", lambda *_: True)
         found: list[StepReport] = []
         trainer.train(
             on_step=found.append,
@@ -475,21 +486,43 @@ def test_a_packed_training_has_the_losses_of_a_padded_one(
             on_checkpoint=lambda: False,
             should_stop=lambda: False,
         )
-        validation = trainer.validate(batcher)
+        validation = trainer.validate(few_pairs)
         losses.append(validation.loss)
         return found
 
     losses: list[float] = []
-    padded = reports()
-    monkeypatch.setattr(FusedTransformer, "can_pack", lambda *_: True)
-    monkeypatch.setattr(cross_entropy, "has_triton_loss", lambda *_: True)
-    packed = reports()
+    padded = reports(packs=False)
+    packed = reports(packs=True)
     assert [each.padding for each in packed] == [0.0, 0.0]
     assert all(each.padding > 0 for each in padded)
     for found, expected in zip(packed, padded, strict=True):
         assert found.loss == pytest.approx(expected.loss, rel=1e-5)
         assert found.num_target_tokens == expected.num_target_tokens
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@torch.enable_grad()
+def test_the_trial_of_a_packed_training_computes_the_largest_update(
+    config: ModelConfig,
+    cpu: Hardware,
+    few_pairs: Batcher,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tried: list[Batch] = []
+
+    def forward(batch_loss: BatchLoss, batch: Batch) -> Loss:
+        tried.append(batch)
+        total = batch_loss.model.output_weight.sum()
+        return Loss(smoothed=total, negative_log_likelihood=total.detach())
+
+    monkeypatch.setattr(FusedTransformer, "can_pack", lambda *_: True)
+    monkeypatch.setattr(BatchLoss, "forward", forward)
+    trainer = Trainer(Transformer(config), few_pairs, TrainingConfig(), cpu)
+    assert not trainer.find_micro_batch().was_cut
+    largest = few_pairs.largest_update()
+    assert len(largest) > len(few_pairs.longest_batch())
+    assert torch.equal(tried[-1].source, few_pairs.dataset.load(largest).source)
 
 
 @pytest.fixture
