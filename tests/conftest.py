@@ -139,6 +139,14 @@ def import_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]
             setattr(sys.modules[package], child, module)
 
 
+@pytest.fixture(scope="module")
+def no_learning_curves() -> Iterator[None]:
+    """Draw no learning curves of runs, which takes as long as several steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transduce.analysis.figures.draw_learning_curve", lambda *_: None)
+        yield
+
+
 @pytest.fixture
 def unchecked_types() -> Iterator[None]:
     """Switch type checks off, so that the code itself refuses wrong types."""

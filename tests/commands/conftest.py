@@ -18,6 +18,11 @@ from transduce.cli import main
 from transduce.model.transformer import Transformer
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_learning_curves(no_learning_curves: None) -> None:
+    """Draw no learning curves in this process; tests of figures draw each kind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     code: int

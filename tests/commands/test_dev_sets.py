@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 import transduce
 from transduce.analysis import figures
+from transduce.analysis.figures import draw_learning_curve
 from transduce.checkpoint import load_model
 from transduce.errors import ConfigError
 
@@ -24,8 +25,9 @@ SHORT = (
 
 @pytest.fixture
 def curves(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Draw no learning curves; the list has the labels of their lines."""
+    """Draw learning curves but no pictures; the list has the labels of their lines."""
     labels: list[str] = []
+    monkeypatch.setattr(figures, "draw_learning_curve", draw_learning_curve)
     monkeypatch.setattr(figures.Figure, "savefig", lambda *_, **__: None)
     plot = Axes.plot
 

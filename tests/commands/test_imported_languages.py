@@ -12,12 +12,6 @@ from transduce.interop.marian_import import import_model
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "transduce.analysis.figures.draw_learning_curve"
-    monkeypatch.setattr(name, lambda *_: None)
-
-
 @pytest.fixture(scope="module")
 def imported(marian_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("imported") / "model"

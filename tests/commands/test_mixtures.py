@@ -20,12 +20,6 @@ STEPS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "transduce.analysis.figures.draw_learning_curve"
-    monkeypatch.setattr(name, lambda *_: None)
-
-
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
     """Two corpora of different sizes, and an empty one."""

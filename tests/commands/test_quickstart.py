@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from transduce.analysis import figures
+from transduce.analysis.figures import draw_learning_curve
 from transduce.cli import main
 from transduce.experiments import quickstart
 from transduce.experiments.presets import PRESETS
@@ -36,7 +38,9 @@ def _small() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart") / "out"
-    main(["quickstart", "--out", str(out)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "draw_learning_curve", draw_learning_curve)
+        main(["quickstart", "--out", str(out)])
     return out
 
 

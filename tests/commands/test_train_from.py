@@ -17,13 +17,6 @@ from transduce.decoding.translator import Translator
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.metrics.scores import corpus_bleu
 
-
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no learning curves, which take time."""
-    monkeypatch.setattr("transduce.analysis.figures.draw_learning_curve", lambda *_: 0)
-
-
 SHORT = (
     "training.steps=4", "training.checkpoint_steps=2", "training.warmup_steps=1",
     "batching.source_tokens=100", "batching.target_tokens=100",

@@ -46,13 +46,11 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
 
 
 @pytest.fixture(scope="module")
-def quick_runs() -> Iterator[None]:
+def quick_runs(no_learning_curves: None) -> Iterator[None]:
     """Draw no learning curves and check no types, which takes longer than training.
 
     Other tests check the same functions; here each is called thousands of times.
     """
     jaxtyping.config.update("jaxtyping_disable", True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transduce.analysis.figures.draw_learning_curve", lambda *_: None)
-        yield
+    yield
     jaxtyping.config.update("jaxtyping_disable", False)
