@@ -47,13 +47,6 @@ def started(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def succeed(process: subprocess.Popen[str]) -> str:
-    """Wait for a process to succeed; return its output."""
-    output, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    return output
-
-
 def launch(*arguments: str) -> int | str | None:
     """Call a command that starts processes, for some minutes; return its exit code."""
 
@@ -90,9 +83,12 @@ def resume(run: Path) -> None:
 
 
 AVERAGE = """
-import torch
+import os, torch
 from transduce.training.data_parallel import process_group
 
+# PyTorch is imported once for both processes.
+other = os.fork()
+os.environ["RANK"] = os.environ["LOCAL_RANK"] = "0" if other else "1"
 with process_group(torch.device("cpu")) as processes:
     torch.manual_seed(processes.rank)
     model = torch.nn.ModuleDict(
@@ -111,23 +107,21 @@ with process_group(torch.device("cpu")) as processes:
     assert torch.equal(model["used"].bias.grad, torch.full((2,), (1 + 2) / 2))
     assert torch.equal(model["unused"].weight.grad, torch.zeros(2, 2))
     assert model.frozen.grad is None
+if other:
+    assert os.waitpid(other, 0)[1] == 0
 """
 
 
 def test_processes_on_a_cpu_share_their_first_weights_and_average_gradients() -> None:
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", AVERAGE],
-            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        succeed(process)
+    done = subprocess.run(
+        [sys.executable, "-c", AVERAGE],
+        env={**os.environ, **group},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def free_port() -> str:

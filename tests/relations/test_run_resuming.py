@@ -601,7 +601,7 @@ def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
     whole, run = tmp_path / "one" / "whole", tmp_path / "other" / "run"
-    said_at_the_end(train_in_a_process(whole, *new_run(files)))
+    train(files, LONG, whole, CPU, SendsSignal())
     process = train_in_a_process(run, *new_run(files))
     kill_after_checkpoint(process, RunFolder(run).checkpoint(100))
     said = said_at_the_end(train_in_a_process(run, "--resume"))
