@@ -167,8 +167,11 @@ def test_layers_stay_uncompiled_if_pytorch_cannot_compile_them(
 
 
 def test_a_later_compilation_failure_falls_back_to_plain_layers(
-    batch_loss, batcher, cpu, monkeypatch
+    batcher, tiny, cpu, monkeypatch
 ):
+    # Each layer is tried again with each batch.
+    model = fuse(Transformer(replace(tiny, num_layers=1)).double())
+    batch_loss = BatchLoss(model, 0.1, cpu)
     expected = losses_at_rest(batch_loss, batcher)
     is_broken = False
 
