@@ -27,15 +27,20 @@ POSTS = [
 GETS = ["/languages", "/frontend/settings", "/v1/models", "/health", "/metrics"]
 
 
-def operations(http: RunningServer) -> dict[tuple[str, str], schemathesis.APIOperation]:
+Operations = dict[tuple[str, str], schemathesis.APIOperation]
+
+
+@pytest.fixture(scope="module")
+def operations(http: RunningServer) -> Operations:
+    """Operations of the server's document, by method and path."""
     schema = schemathesis.openapi.from_url(f"{http.address}/openapi.json")
     found = [result.ok() for result in schema.get_all_operations()]
     return {(each.method.upper(), each.path): each for each in found}
 
 
-def test_every_path_is_documented(http: RunningServer) -> None:
+def test_every_path_is_documented(operations: Operations) -> None:
     expected = {("POST", path) for path in POSTS} | {("GET", path) for path in GETS}
-    assert set(operations(http)) == expected
+    assert set(operations) == expected
 
 
 # The server, a thread of this process, may draw a random number while a case is made.
@@ -49,9 +54,9 @@ def test_every_path_is_documented(http: RunningServer) -> None:
     ids=str,
 )
 def test_answers_match_the_documentation(
-    http: RunningServer, method: str, path: str, mode: GenerationMode
+    operations: Operations, method: str, path: str, mode: GenerationMode
 ) -> None:
-    operation = operations(http)[method, path]
+    operation = operations[method, path]
 
     @given(case=operation.as_strategy(generation_mode=mode))
     @settings(
