@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 PATIENCE_S = 300
-PAUSE_S = 0.001
+PAUSE_S = 0.005
 
 
 def runs(pid: int) -> bool:

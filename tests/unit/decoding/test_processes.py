@@ -572,7 +572,7 @@ def test_searching_processes_end_when_the_first_is_killed(
     )
     wait_until(lambda: len(children_of(process.pid)) == 2)
     copies = children_of(process.pid)
-    wait_until(lambda: all(seconds_used_by(copy) > 0.5 for copy in copies))
+    wait_until(lambda: all(seconds_used_by(copy) > 0.2 for copy in copies))
     process.kill()
     process.wait()
     try:
