@@ -127,16 +127,17 @@ def measure_machine(task: Task) -> None:
     # Emulated, bf16 would take longer than the part may.
     good = ("bf16",) if is_good_at_bf16(hardware.device.type) else ()
     for precision in (*good, "fp32"):
-        rate = _matrix_rate(task.hardware(precision))
+        rate = _matrix_rate(task, task.hardware(precision))
         task.write(f"- Matrix products, {precision}: {rate / 1e12:,.2f} TFLOP/s")
     task.write(f"- Copying: {_copy_rate(hardware) / 1e12:,.3f} TB/s read and written")
 
 
-def _matrix_rate(hardware: "Hardware") -> float:
-    from transduce.benchmark.measurement import matrix_rate
+def _matrix_rate(task: Task, hardware: "Hardware") -> float:
+    from transduce.benchmark.measurement import SIZES, matrix_rate
 
-    matrix_rate(hardware)  # warm up clocks and kernels
-    return matrix_rate(hardware)
+    sizes = SIZES[:1] if task.is_small else SIZES
+    matrix_rate(hardware, sizes)  # warm up clocks and kernels
+    return matrix_rate(hardware, sizes)
 
 
 def _copy_rate(hardware: "Hardware") -> float:
@@ -223,7 +224,7 @@ def _measure_updates(task: Task, name: str) -> None:
     from transduce.device import forget_peak_memory, peak_memory
 
     run, hardware = task.run_config(name), task.hardware()
-    rate = _matrix_rate(hardware)
+    rate = _matrix_rate(task, hardware)
     task.write(
         f"Matrix products: {rate / 1e12:,.2f} TFLOP/s on {hardware}. An update has "
         f"about {run.batching.target_tokens:,} target tokens.\n"
