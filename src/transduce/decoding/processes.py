@@ -353,8 +353,10 @@ class WorkerPool(Generic[Searcher]):
         self.number = number
         """Number of processes that search."""
         self._idle: list[_Worker] = []
-        self._is_free = Lock()
-        self._is_closed = False
+        self._task_lock = Lock()
+        """Held while workers search for a task, so that there is one at a time."""
+        self._is_closing = False
+        """Whether the workers are to be ended before the next task."""
         self._fill(number if number > 1 else 0)
 
     def search(
@@ -369,27 +371,28 @@ class WorkerPool(Generic[Searcher]):
         a `TransduceWarning`. An exception of `on_step` or of a worker ends the search.
         """
         shares = shares_of(task, self.number)
-        if len(shares) == 1 or not self._is_free.acquire(blocking=False):
+        if len(shares) == 1 or not self._task_lock.acquire(blocking=False):
             yield from search_in_batches(task, self._searcher, on_step)
             return
         yield from self._search_by_workers(task, shares, on_step)
 
     def close(self) -> None:
         """End the workers, once they are idle; a later search starts new ones."""
-        self._is_closed = True
-        self._end_if_free()
+        self._is_closing = True
+        self._end_workers_if_idle()
 
-    def _end_if_free(self) -> None:
-        """End the workers if the pool is closed; a task in progress does it later."""
-        if self._is_closed and self._is_free.acquire(blocking=False):
+    def _end_workers_if_idle(self) -> None:
+        """End the workers if the pool is closing; a task in progress does it later."""
+        if self._is_closing and self._task_lock.acquire(blocking=False):
             try:
-                self._end_if_closed()
+                self._end_workers_if_closing()
             finally:
-                self._is_free.release()
+                self._task_lock.release()
 
-    def _end_if_closed(self) -> None:
-        if self._is_closed:
-            self._is_closed = False
+    def _end_workers_if_closing(self) -> None:
+        """End the workers if the pool is closing; the task lock must be held."""
+        if self._is_closing:
+            self._is_closing = False
             while self._idle:
                 self._idle.pop().end()
 
@@ -401,7 +404,7 @@ class WorkerPool(Generic[Searcher]):
     ) -> Iterator[list[SearchResult]]:
         busy: dict[Connection, _Worker] = {}
         try:
-            self._end_if_closed()
+            self._end_workers_if_closing()
             number = min(len(shares), self.number)
             self._fill(number)
             for share in shares[:number]:
@@ -415,8 +418,8 @@ class WorkerPool(Generic[Searcher]):
                 for worker in busy.values():
                     worker.end()
             finally:
-                self._is_free.release()
-            self._end_if_free()
+                self._task_lock.release()
+            self._end_workers_if_idle()
 
     def _received(
         self,
