@@ -235,7 +235,7 @@ def _measure_updates(task: Task, name: str) -> None:
     torch.manual_seed(1)
     trainer = our_trainer(work)
     forget_peak_memory(hardware.device)
-    if trainer.is_packed:
+    if trainer.all_can_pack():
         make_graphs(trainer)
     start_seconds = time.perf_counter() - started
     updates = _timed_updates(work, trainer, task.out / f"profile-{name}.txt")

@@ -396,7 +396,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     torch.manual_seed(SEED)
     trainer = our_trainer(task)
     trainer.runs_ahead = False  # an update must end with its turn
-    if trainer.is_packed:
+    if trainer.all_can_pack():
         make_graphs(trainer)
     elif task.hardware.device.type == "cuda":  # as in all but short trainings
         reason = trainer.compile_layers()

@@ -298,9 +298,11 @@ class Trainer:
                     if is_over:
                         return
 
-    @property
-    def is_packed(self) -> bool:
-        """Whether all processes compute sentences without padding."""
+    def all_can_pack(self) -> bool:
+        """Return whether all processes can compute sentences without padding.
+
+        Call it in all processes: each waits until all have told whether they can.
+        """
         cannot = not self._batch_loss.is_packed
         # All must split updates alike.
         return not self._processes.all_reduce_any(cannot, self._hardware.device)
@@ -346,28 +348,27 @@ class Trainer:
             lowest_loss=math.inf,
         )
 
-    def decay_at_plateau(self, dev_loss: float) -> bool:
+    def decay_at_plateau(self, dev_loss: float) -> None:
         """Lower the learning rate if the dev loss is not the lowest so far.
 
-        Call it after each checkpoint of the schedule plateau, in all processes. Returns
-        whether the rate is now below `least_rate`, so that training ends.
+        Call it after each checkpoint of the schedule plateau, in all processes.
+        Training ends if `is_rate_spent` then.
         """
         config = self._config
         if config.is_by_reward(self.progress.step):
-            return False  # the reward may raise the loss
+            return  # the reward may raise the loss
         if dev_loss < self.progress.lowest_dev_loss:
             self.progress = replace(self.progress, lowest_dev_loss=dev_loss)
-            return False
+            return
         factor = self.progress.plateau_factor * config.decay_factor
         # Training that ended before its updates by reward would never make them.
         if config.reward != "none" and self._is_below_least_rate(factor):
-            return False
+            return
         self.progress = replace(self.progress, plateau_factor=factor)
-        return self.is_rate_spent
 
     @property
     def is_rate_spent(self) -> bool:
-        """Whether the schedule plateau has ended the training."""
+        """Whether the schedule plateau ends the training: its rate is too low."""
         return self._is_below_least_rate(self.progress.plateau_factor)
 
     def _is_below_least_rate(self, plateau_factor: float) -> bool:
@@ -381,7 +382,7 @@ class Trainer:
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
-            self._reader.is_packed = self.is_packed
+            self._reader.is_packed = self.all_can_pack()
             with closing(read_ahead(self._reader.epoch(start), AT_ONCE)) as batches:
                 for update, loaded in groupby(batches, key=attrgetter("update")):
                     self.progress = replace(

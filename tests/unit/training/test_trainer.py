@@ -478,8 +478,10 @@ PLATEAU = replace(
 
 def test_the_rate_falls_at_a_plateau_until_it_is_too_low(make_trainer):
     trainer = make_trainer(PLATEAU)
-    losses = [3.0, 2.0, 2.5, 1.0, 1.0, math.inf, 1.5]
-    ends = [trainer.decay_at_plateau(loss) for loss in losses]
+    ends = []
+    for loss in [3.0, 2.0, 2.5, 1.0, 1.0, math.inf, 1.5]:
+        trainer.decay_at_plateau(loss)
+        ends.append(trainer.is_rate_spent)
     assert ends == [False, False, False, False, False, False, True]
     assert trainer.progress.lowest_dev_loss == 1.0
     assert trainer.progress.plateau_factor == pytest.approx(1e-4)
@@ -495,8 +497,9 @@ def test_a_plateau_does_not_end_training_before_updates_by_reward(tiny, dataset,
         cpu,
         refinement=refinement_of(config),
     )
-    ends = [trainer.decay_at_plateau(loss) for loss in [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]]
-    assert not any(ends)
+    for loss in [1.0, 2.0, 2.0, 2.0, 2.0, 2.0]:
+        trainer.decay_at_plateau(loss)
+        assert not trainer.is_rate_spent
     assert trainer.progress.plateau_factor == pytest.approx(1e-3)
     trainer.progress = replace(trainer.progress, step=7, plateau_factor=1.0)
     trainer.decay_at_plateau(3.0)
