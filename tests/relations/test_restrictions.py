@@ -211,7 +211,7 @@ def peer(
     has_bias = "embedding.bias" in weights
     network = Transformer(replace(ours.model, output_bias=has_bias)).eval()
     network.load_state_dict(weights)
-    return model, network, ours.ids
+    return model, network, ours.source_ids
 
 
 PEER_SETTINGS: list[dict[str, Any]] = [

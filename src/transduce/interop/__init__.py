@@ -1,4 +1,10 @@
-"""Export to other toolkits, import from them, and a proof of each."""
+"""Export to other toolkits, import from them, and a proof of each.
+
+Two formats have models of Marian. `marian_import` and `marian_export` are for those of
+Hugging Face (`MarianMTModel`), as OPUS-MT's; `marian_npz_import` and
+`marian_npz_export` for those of Marian's own program (model.npz). What both formats
+share is in `marian_conventions`.
+"""
 
 import os
 

@@ -128,11 +128,11 @@ class MarianSettings:
 
     model: ModelConfig
     """Model settings; some about embeddings and output depend on the weights."""
-    ids: tuple[int, ...]
+    source_ids: tuple[int, ...]
     """Marian's ids of sources, by this package's ids."""
     target_ids: tuple[int, ...]
     """Marian's ids of targets, by this package's ids."""
-    vocabulary: tuple[str, ...]
+    union: tuple[str, ...]
     """Pieces of both vocabularies by this package's ids; empty if there is one."""
     max_positions: int
     """Maximum length of a sentence in tokens."""
@@ -192,9 +192,9 @@ def read_settings(folder: Path) -> MarianSettings:
         raise CheckpointError(f"{path}: {error}") from None
     return MarianSettings(
         model=model,
-        ids=vocabularies.source_ids,
+        source_ids=vocabularies.source_ids,
         target_ids=vocabularies.target_ids,
-        vocabulary=vocabularies.union,
+        union=vocabularies.union,
         max_positions=_max_positions(content, path),
         search=read_search(folder, vocabularies.target_ids),
         languages=_read_languages(folder),
@@ -480,9 +480,9 @@ def _vocabulary(
     path: Path, settings: MarianSettings, kinds: Mapping[str, int]
 ) -> tuple[str, ...]:
     """Return the pieces by this package's ids."""
-    if not (names := settings.vocabulary):
+    if not (names := settings.union):
         pieces = _pieces(path, settings)
-        names = tuple(pieces[i] for i in settings.ids)
+        names = tuple(pieces[i] for i in settings.source_ids)
     _, start, _, *others = names
     # Symbols such as "<s>" decode to nothing.
     named = ("" if kinds.get(piece) == Piece.CONTROL else piece for piece in others)
@@ -499,7 +499,7 @@ def _vocabulary(
 def _pieces(path: Path, settings: MarianSettings) -> list[str]:
     """Return the pieces by Marian's ids."""
     ids = {**read_json(path), **settings.added}
-    num_pieces = len(set(settings.ids))
+    num_pieces = len(set(settings.source_ids))
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(num_pieces))):
         raise CheckpointError(
             f"{path}: must give the ids 0 to {num_pieces - 1} to one piece each, but "
@@ -691,11 +691,11 @@ def _embeddings(
         source_names, target_names = (
             (own if own in theirs or BOTH not in theirs else BOTH,) for own in READ
         )
-    source = _one_matrix(theirs, source_names, path)[torch.tensor(settings.ids)]
+    source = _one_matrix(theirs, source_names, path)[torch.tensor(settings.source_ids)]
     rows = torch.tensor(settings.target_ids)
     target = _one_matrix(theirs, target_names, path)[rows]
     found = {"embedding": source}
-    if settings.vocabulary or not torch.equal(source, target):
+    if settings.union or not torch.equal(source, target):
         found["target_embedding"] = target
     if not settings.is_tied:
         found["output"] = _one_matrix(theirs, (OUTPUT,), path)[rows]
@@ -806,8 +806,10 @@ def _theirs(
     origin: Path, settings: MarianSettings
 ) -> tuple[HuggingFaceModel, HuggingFaceTokenizer]:
     try:
-        model = HuggingFaceModel(origin, settings.ids, settings.target_ids)
-        tokenizer = HuggingFaceTokenizer(origin, settings.ids, settings.target_ids)
+        model = HuggingFaceModel(origin, settings.source_ids, settings.target_ids)
+        tokenizer = HuggingFaceTokenizer(
+            origin, settings.source_ids, settings.target_ids
+        )
         # Some settings are used only now.
         tokenizer.encode_source("")
         model.greedy([], max_length=1)
