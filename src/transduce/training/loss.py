@@ -92,7 +92,8 @@ class BatchLoss(nn.Module):
             return self._packed_cross_entropy(batch)
         if samples is None and self.is_packed:
             packed = batch.packed()
-            # Only the loss that computes gradients ignores rows without a target.
+            # Padding has no target. Only the loss that computes gradients ignores such
+            # rows; the other needs a target for each.
             return self._packed_cross_entropy(
                 packed.padded_to_bucket() if torch.is_grad_enabled() else packed
             )
@@ -270,7 +271,10 @@ class GuidedAttention:
 def recorded_attention(
     model: TransductionModel,
 ) -> AbstractContextManager[list[Float[Tensor, "batch heads target source"]]]:
-    """Record the cross-attention weights of the decoder's last layer but one."""
+    """Record the cross-attention weights of the decoder's last layer but one.
+
+    Garg et al. (2019) guide this layer, as its heads align words best without guidance.
+    """
     *others, last = model.cross_attention_taps
     return recorded_weights(others[-1] if others else last)
 
@@ -303,7 +307,11 @@ REWARDS: dict[str, Reward] = {"gleu": gleu_rewards}
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Function that draws targets from a model, always as many for each source."""
+    """Function that draws targets from a model, always as many for each source.
+
+    Training and decoding do not import each other, so a run passes it to its trainer:
+    `ModelSampler` of `decoding.torch_decoder`.
+    """
 
     def __call__(
         self,
