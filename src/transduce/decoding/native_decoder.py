@@ -3,6 +3,9 @@
 `NativeModel` encodes sources and decodes step by step (`NativeDecoder`). `NativeSearch`
 is the search of `beam_search.py` and `greedy_search.py` in C; with a `NativeDecoder` it
 can take many steps in one call. `start_search` chooses between both.
+
+`PackedLinear` is one linear map of the library, which PyTorch's decoder uses on a CPU
+(`torch_model`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -496,7 +496,7 @@ class Translator:
                 stacklevel=2,
             )
         search = _PartSearch(
-            start=partial(_start_search, config=config),
+            start=partial(_start_translating, config=config),
             group_size=config.beam_size,
             min_steps=config.min_length + 1,
             bad_words=config.bad_words,
@@ -855,7 +855,7 @@ def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
     return 1 if translator.is_native and is_exact else WINDOW_LINES
 
 
-def _start_search(
+def _start_translating(
     models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
 ) -> Decoding:
     """Encode sources and start the search for their translations."""

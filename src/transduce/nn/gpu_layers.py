@@ -59,8 +59,9 @@ def packed_stack(
     With a memory, whose rows `sources` describes, the layers are a decoder's, and
     self-attention is causal. `weights` has the order of `layer_stack`.
     """
+    has_backward = torch.is_grad_enabled()  # within the function it never is
     y: Tensor = _PackedStack.apply(  # type: ignore[no-untyped-call] # torch's own
-        x, memory, (sentences, sources), layers, torch.is_grad_enabled(), *weights
+        x, memory, (sentences, sources), layers, has_backward, *weights
     )
     return y
 
@@ -111,13 +112,13 @@ class _PackedStack(torch.autograd.Function):
         memory: Tensor | None,
         sides: tuple[Sentences, Sentences],
         layers: StackSettings,
-        keeps: bool,
+        has_backward: bool,
         *weights: Tensor,
     ) -> Tensor:
         ctx.saved = []
         for sublayer in _sublayers(x, memory, sides, layers, weights):
             x, saved = sublayer.forward(x)
-            if keeps:
+            if has_backward:
                 ctx.saved.append(saved)
         return x
 
