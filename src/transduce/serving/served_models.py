@@ -5,7 +5,7 @@ A document is split into sentences, translated, and joined.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -372,26 +372,41 @@ async def translate_documents(
     split_documents = await in_thread(
         deadline, lambda: [split(document, options) for document in documents]
     )
-    every = [each for segments in split_documents for each in segments]
+    # The sentences of all documents are translated together, in their order.
+    segments = [each for document in split_documents for each in document]
+    sentence_segments = [each for each in segments if each.is_sentence]
     search = search_for(queue.translator.search, num_alternatives)
-    texts = sources(every, options, queue)
+    texts = sources(segments, options, queue)
     found = await queue.translate(texts, search, deadline, options.corpus_tag)
-    marked = [each for each in every if each.is_sentence]
-    pairs = list(zip(marked, found, strict=True))
+    pairs = list(zip(sentence_segments, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, num_alternatives, deadline)
     write = partial(_written, options.format, num_alternatives)
-    written = iter(
-        await in_thread(deadline, lambda: list(map(write, marked, found, links)))
+    written = await in_thread(
+        deadline, lambda: list(map(write, sentence_segments, found, links))
     )
-    translated = iter([each.text for each in found])
-    documents_found: list[TranslatedDocument] = []
-    for segments in split_documents:
-        num_sentences = sum(each.is_sentence for each in segments)
-        spaces = spaces_before(segments, list(islice(translated, num_sentences)))
-        pieces = [next(written) if s.is_sentence else _copied(s) for s in segments]
-        documents_found.append(_joined(list(map(_after, spaces, pieces))))
-    return documents_found
+    # Each document takes its own results from these.
+    next_texts, next_written = iter([each.text for each in found]), iter(written)
+    return [
+        _joined_document(document, next_texts, next_written)
+        for document in split_documents
+    ]
+
+
+def _joined_document(
+    segments: Sequence[Segment],
+    texts: Iterator[str],
+    written: Iterator[TranslatedSegment],
+) -> TranslatedDocument:
+    """Join a document from the next results of its sentences.
+
+    `texts` are the translations as the model has put them out, which decide on spaces;
+    `written` has them in the format of the document.
+    """
+    num_sentences = sum(each.is_sentence for each in segments)
+    spaces = spaces_before(segments, list(islice(texts, num_sentences)))
+    pieces = [next(written) if s.is_sentence else _copied(s) for s in segments]
+    return _joined(list(map(_after, spaces, pieces)))
 
 
 async def translated_segments(
