@@ -391,6 +391,7 @@ class Batcher:
         """
         parts = self._augmented_parts(epoch, first_step)
         counts = [self._num_updates(part) for part in parts]
+        end = self._end_of_epoch(first_step, sum(counts))
         for number, (part, num_updates) in enumerate(zip(parts, counts, strict=True)):
             if first >= num_updates:
                 first -= num_updates
@@ -398,13 +399,8 @@ class Batcher:
             seed = (self._seed, epoch, number)
             changed = augmentation.augmented(self.dataset.picked(part), seed)
             # The next part is changed while this one is trained on.
-            if number + 1 < len(parts):
-                following, seed = parts[number + 1], (self._seed, epoch, number + 1)
-            else:
-                end = self._end_of_epoch(first_step, sum(counts))
-                following = self._augmented_parts(epoch + 1, end)[0]
-                seed = (self._seed, epoch + 1, 0)
-            augmentation.begin(self.dataset.picked(following), seed)
+            next_part, next_seed = self._part_after(parts, number, epoch, end)
+            augmentation.begin(self.dataset.picked(next_part), next_seed)
             plan = Batcher(changed.pairs, self._config, self._seed)
             drawn = part[changed.numbers]
             updates = plan._exactly(
@@ -414,6 +410,18 @@ class Batcher:
                 pairs = drawn[np.concatenate(update.batches)]
                 yield replace(update, corpus_pairs=self._corpus_pairs(pairs))
             first = 0
+
+    def _part_after(
+        self, parts: list[Indices], number: int, epoch: int, end: int
+    ) -> tuple[Indices, tuple[int, int, int]]:
+        """Return the part after part `number` of an epoch, and the seed of its changes.
+
+        After the last part it is the first of the next epoch, before which the training
+        makes `end` updates.
+        """
+        if number + 1 < len(parts):
+            return parts[number + 1], (self._seed, epoch, number + 1)
+        return self._augmented_parts(epoch + 1, end)[0], (self._seed, epoch + 1, 0)
 
     def _in_even_order(
         self,
