@@ -64,6 +64,7 @@ from transduce.experiments.run_corpus import languages_of_dev_sets, require_scor
 from transduce.text.corpus import MAX_LINE_BYTES, SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
+    Tokenizer,
     learn_tokenizer,
     load_tokenizer,
     require_possible_bad_words,
@@ -227,8 +228,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     )
     texts = learning_texts(pairs, sum(each.characters for each in sizes))
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
-    tags = language_tags(files.tags)
-    usual = config.languages.target if tags else None
+    usual = config.languages.target if language_tags(files.tags) else None
     encoders = [
         encoder_of(corpus, tokenizer, corpus.target_language or usual)
         for corpus in files.corpora
@@ -236,16 +236,11 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     plain = PairEncoder(tokenizer=tokenizer)
     corpora = zip(files.sides, encoders or [plain], strict=True)
     training = survey_corpora(corpora, max_length)
-    sizes_kept = _pairs_kept(files, training.kept())
+    pairs_kept = _pairs_kept(files, training.kept())
     mixture = None
-    if sizes_kept and all(sizes_kept.values()):
-        mixture = CorpusMixture(files.corpora, config.stages, [*sizes_kept.values()])
-    dev = None
-    if files.dev_source or files.dev_target:
-        sides = files.dev_source, files.dev_target
-        language, *_ = languages_of_dev_sets(files, config)
-        encoder = encoder_of(None, tokenizer, language if tags else None)
-        dev = survey_corpora([(sides, encoder)], max_length)
+    if pairs_kept and all(pairs_kept.values()):
+        mixture = CorpusMixture(files.corpora, config.stages, [*pairs_kept.values()])
+    dev = _survey_dev_corpus(files, config, tokenizer)
     return CorpusReport(
         training=training.report(),
         dev=dev.report() if dev else None,
@@ -254,10 +249,23 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         vocab_size=tokenizer.vocab_size,
         asked_vocab_size=config.tokenizer.vocab_size,
         useless_corpora=tuple(
-            name for name, number in sizes_kept.items() if not number
+            name for name, number in pairs_kept.items() if not number
         ),
         missing_package=_missing_package(files, config),
     )
+
+
+def _survey_dev_corpus(
+    files: CorpusFiles, config: RunConfig, tokenizer: Tokenizer
+) -> Survey | None:
+    """Survey the dev corpus as training would encode it; None if there is none."""
+    if not (files.dev_source or files.dev_target):
+        return None
+    sides = files.dev_source, files.dev_target
+    language, *_ = languages_of_dev_sets(files, config)
+    has_tags = bool(language_tags(files.tags))
+    encoder = encoder_of(None, tokenizer, language if has_tags else None)
+    return survey_corpora([(sides, encoder)], config.batching.max_length)
 
 
 def _missing_package(files: CorpusFiles, config: RunConfig) -> str | None:
