@@ -657,12 +657,12 @@ class _RunTraining:
         starts = self._folder.log.entries("start", "was_cut")
         last = starts[-1] if starts else {}
         positions = last.get("max_positions") if last.get("was_cut") else None
-        by_reward = last.get("reward_positions")
+        reward_positions = last.get("reward_positions")
         found = trainer.find_micro_batch(
-            int(positions or 0) or None, int(by_reward or 0) or None
+            int(positions or 0) or None, int(reward_positions or 0) or None
         )
         is_smaller = (found.was_cut and found.max_positions != positions) or (
-            by_reward is not None and found.reward_positions != by_reward
+            reward_positions is not None and found.reward_positions != reward_positions
         )
         if starts and is_smaller:
             self._warn(
@@ -695,7 +695,7 @@ class _RunTraining:
             return
         environment = current_environment(self._hardware, self._processes.count)
         used = self._config.augmentation.used
-        by_reward = fitted.reward_positions
+        reward_positions = fitted.reward_positions
         self._folder.log.append(
             "start",
             step=step,
@@ -705,7 +705,7 @@ class _RunTraining:
             max_positions=fitted.max_positions,
             was_cut=fitted.was_cut,
             computing=asdict(environment),
-            **({"reward_positions": by_reward} if by_reward else {}),
+            **({"reward_positions": reward_positions} if reward_positions else {}),
             **({"augmentation": used} if used else {}),
         )
         self._meter = WaitingMeter()
@@ -714,8 +714,8 @@ class _RunTraining:
         """Train to the end; once, a loss that diverges lowers the learning rate."""
         while (diverged := self._train(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
-                is_usual = self._config.training.schedule == "inverse-sqrt"
-                name = "learning_rate_scale" if is_usual else "learning_rate"
+                has_peak = self._config.training.schedule != "inverse-sqrt"
+                name = "learning_rate" if has_peak else "learning_rate_scale"
                 raise DivergedError(
                     f"{diverged} This was at a reduced learning rate; start another "
                     f"run with a lower `training.{name}`."
