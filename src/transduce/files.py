@@ -607,15 +607,15 @@ def _apply_umask(folder: Path) -> None:
     """
     probe = folder / ".transduce-permissions"
     probe.touch()
-    of_files = stat.S_IMODE(probe.stat().st_mode)
+    file_mode = stat.S_IMODE(probe.stat().st_mode)
     probe.unlink()
-    of_folders = stat.S_IMODE(folder.stat().st_mode)
+    folder_mode = stat.S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):
         status = path.lstat()
         is_folder = stat.S_ISDIR(status.st_mode)
         is_shared = status.st_nlink > 1  # with another run, by a hard link
         if is_folder or (stat.S_ISREG(status.st_mode) and not is_shared):
-            path.chmod(of_folders if is_folder else of_files)
+            path.chmod(folder_mode if is_folder else file_mode)
 
 
 def sync(folder: Path) -> None:

@@ -133,8 +133,8 @@ def evaluate_parses(
         parses = list(parser.parse_stream(words, search, constrained=constrained))
         found = score_parses(trees, parses)
         repairs = {name: n for name, n in asdict(found.repairs).items() if n}
-        of_model = {"mended": found.mended, "repairs": repairs}
-        _print(found.brackets, of_model, json_output)
+        mending = {"mended": found.mended, "repairs": repairs}
+        _print(found.brackets, mending, json_output)
     else:
         raise ConfigError(
             "Either predicted trees or a --model must be given, but "
@@ -155,15 +155,15 @@ def _score_of_files(
     return bracket_f1(gold_trees, trees)
 
 
-def _print(score: BracketScore, of_model: Mapping[str, Any], json_output: bool) -> None:
+def _print(score: BracketScore, mending: Mapping[str, Any], json_output: bool) -> None:
     if json_output:
-        print_json({**asdict(score), **of_model})
+        print_json({**asdict(score), **mending})
         return
     print(evalb_report(score))
-    if of_model:
-        repairs = ", ".join(f"{n:,} {name}" for name, n in of_model["repairs"].items())
+    if mending:
+        repairs = ", ".join(f"{n:,} {name}" for name, n in mending["repairs"].items())
         print(
-            f"\nRepaired to be trees: {of_model['mended']:.2f} % of sentences "
+            f"\nRepaired to be trees: {mending['mended']:.2f} % of sentences "
             f"({repairs or 'no repairs'})"
         )
 

@@ -301,7 +301,7 @@ def _require_defaults(mode: str, **values: object) -> None:
 
 
 def _require_runs_and_text(
-    runs: Sequence[Path], source: Files, **of_text: object
+    runs: Sequence[Path], source: Files, **options_of_text: object
 ) -> None:
     """Raise `ConfigError` unless there are different runs and a text, or neither."""
     require_distinct("RUNS", runs)
@@ -310,7 +310,7 @@ def _require_runs_and_text(
             "Runs and --source must be given together, but only one of them is."
         )
     if not runs:
-        _require_defaults("without runs", **of_text)
+        _require_defaults("without runs", **options_of_text)
 
 
 def table3(

@@ -231,9 +231,9 @@ class _Part:
             require_unwritten(output, overwrite=destination.force)
             if os.fstat(descriptor).st_size > 0:
                 destination.require_part_replaceable(path)
-            of_record = os.open(record, flags, 0o666)
-            stack.callback(os.close, of_record)
-            part = cls(path, descriptor, of_record)
+            record_descriptor = os.open(record, flags, 0o666)
+            stack.callback(os.close, record_descriptor)
+            part = cls(path, descriptor, record_descriptor)
             if destination.resume:
                 part._resume(record, origin, batch_items)
             else:

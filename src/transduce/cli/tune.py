@@ -218,10 +218,10 @@ def _table(tuning: Tuning, patience: float | None) -> Table:
         penalties = sorted({penalty for _, penalty in scores})
     rows = []
     for beam in sorted({beam for beam, _ in scores}):
-        of_beam = [c for (b, _), c in scores.items() if b == beam]
+        cells_of_beam = [c for (b, _), c in scores.items() if b == beam]
         cells = [scores.get((beam, penalty)) for penalty in penalties]
         if beam == 1:  # the same for all penalties
-            cells = [of_beam[0]] * len(penalties)
+            cells = [cells_of_beam[0]] * len(penalties)
         rows.append((f"{beam}", *(_cell(tuning, cell) for cell in cells)))
     heads = columns("beam", *(f"{penalty:g}" for penalty in penalties))
     title = "" if patience is None else f"Patience {patience:g}"

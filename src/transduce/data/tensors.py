@@ -155,9 +155,9 @@ class PackedBatch:
         )
 
     def _with(self, tensors: Sequence[Tensor]) -> "PackedBatch":
-        ids, positions, starts, *of_target, target_out = tensors
+        ids, positions, starts, *target_tensors, target_out = tensors
         source = replace(self.source, ids=ids, positions=positions, starts=starts)
-        ids, positions, starts = of_target
+        ids, positions, starts = target_tensors
         target = replace(self.target, ids=ids, positions=positions, starts=starts)
         return PackedBatch(source=source, target=target, target_out=target_out)
 

@@ -226,9 +226,9 @@ class DecodingState:
 
     def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
         """Return views of all tensors: their first sentences, positions and slots."""
-        of_layers = [each.views(sentences, source, slots) for each in self.layers]
+        layer_views = [each.views(sentences, source, slots) for each in self.layers]
         return [
-            *chain.from_iterable(of_layers),
+            *chain.from_iterable(layer_views),
             self.memory_mask[:sentences, ..., :source],
             self.past[:sentences, :, :slots],
             self.positions[:sentences, :slots],
@@ -393,9 +393,9 @@ class RecurrentState:
 
     def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
         """Return views of all tensors: their first sentences, positions and slots."""
-        of_layers = [each.views(sentences, source, slots) for each in self.layers]
+        layer_views = [each.views(sentences, source, slots) for each in self.layers]
         return [
-            *chain.from_iterable(of_layers),
+            *chain.from_iterable(layer_views),
             self.memory_mask[:sentences, ..., :source],
             self.lengths[:sentences],
         ]

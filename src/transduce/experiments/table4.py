@@ -92,7 +92,7 @@ def our_rows(
 
     All files are read, and all models opened, before the first model parses.
     """
-    of_files = [
+    rows_of_files = [
         None if predicted.is_dir() else our_parses(setting, gold, predicted)
         for setting, gold, predicted in given
     ]
@@ -102,7 +102,7 @@ def our_rows(
             load(predicted, device=device).parser()
     return tuple(
         our_parser(setting, gold, predicted, device) if row is None else row
-        for row, (setting, gold, predicted) in zip(of_files, given, strict=True)
+        for row, (setting, gold, predicted) in zip(rows_of_files, given, strict=True)
     )
 
 

@@ -108,7 +108,7 @@ def vocabulary_map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
 
     The line without a source piece has the candidates of all sentences.
     """
-    of_all = [*shortlist.frequent.tolist(), *shortlist.always.tolist()]
+    for_all_sentences = [*shortlist.frequent.tolist(), *shortlist.always.tolist()]
     starts = [0, *shortlist.ends.tolist()]
     # A piece without text, such as a control symbol, would begin a second line for all
     # sentences, and spaces separate the candidates. No text has such a piece.
@@ -117,7 +117,7 @@ def vocabulary_map(shortlist: Shortlist, pieces: Sequence[str]) -> str:
     def listed(targets: Iterable[int]) -> str:
         return " ".join(pieces[i] for i in targets if can_be_written[i])
 
-    lines = ["\t" + listed(of_all)]
+    lines = ["\t" + listed(for_all_sentences)]
     for piece in range(EOS + 1, shortlist.vocab_size):
         if not can_be_written[piece]:
             continue

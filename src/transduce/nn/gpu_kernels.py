@@ -751,9 +751,9 @@ def _top_k(
     """
     num_spans = tl.cdiv(VOCAB, SPAN)
     part, is_part = tl.arange(0, MAX_PARTS), tl.arange(0, MAX_PARTS) < parts
-    of_part = sums + 2 * (tl.program_id(0) * parts + part)
-    part_largest = tl.load(of_part, is_part, float("-inf"))
-    total = tl.load(of_part + 1, is_part, 0.0)
+    part_sums = sums + 2 * (tl.program_id(0) * parts + part)
+    part_largest = tl.load(part_sums, is_part, float("-inf"))
+    total = tl.load(part_sums + 1, is_part, 0.0)
     largest = tl.max(part_largest)
     shift = tl.where(largest == float("-inf"), 0.0, largest)
     log_sum = shift + tl.log(tl.sum(total * tl.exp(part_largest - shift)))

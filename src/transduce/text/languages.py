@@ -367,7 +367,7 @@ def require_language(
     model: str | Path,
     side: str,
     known: str | None,
-    of_text: str | None,
+    text_language: str | None,
     *,
     remedy: str = "correct the languages",
 ) -> None:
@@ -375,10 +375,10 @@ def require_language(
 
     `side` is "source" or "target". An unknown language is accepted.
     """
-    if known and of_text and not best_match(of_text, [known]):
+    if known and text_language and not best_match(text_language, [known]):
         raise ConfigError(
             f"{model}: the model must have the languages of the corpus, but its {side} "
-            f"is {known} and here {of_text}; choose another model, or {remedy}."
+            f"is {known} and here {text_language}; choose another model, or {remedy}."
         )
 
 

@@ -393,9 +393,9 @@ class LinkCounts(NamedTuple):
 def _table(links: LinkCounts, vocab_size: int) -> TranslationTable:
     """Return the product of both directions' shares of links for each linked pair."""
     source, target = np.divmod(links.keys, vocab_size)
-    of_source = np.bincount(source, links.numbers, minlength=1)[source]
-    of_target = np.bincount(target, links.numbers, minlength=1)[target]
-    shares = links.numbers / of_source * (links.numbers / of_target)
+    source_totals = np.bincount(source, links.numbers, minlength=1)[source]
+    target_totals = np.bincount(target, links.numbers, minlength=1)[target]
+    shares = links.numbers / source_totals * (links.numbers / target_totals)
     return TranslationTable(source=source, target=target, probability=shares)
 
 

@@ -244,8 +244,8 @@ class SubwordTokenizer:
         words = [self.spell(text).split() for text in texts]
         ids_of = self._ids_of_words(set(chain.from_iterable(words)))
         return [
-            list(chain.from_iterable(ids_of[word] for word in of_text))
-            for of_text in words
+            list(chain.from_iterable(ids_of[word] for word in words_of_text))
+            for words_of_text in words
         ]
 
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
@@ -275,9 +275,9 @@ class SubwordTokenizer:
         ids_of = {word: known[word] for word in words if word in known}
         new = [word for word in words if word not in ids_of]
         if new:
-            of_new = dict(zip(new, self._cut(new), strict=True))
-            self._remember(of_new)
-            ids_of |= of_new
+            new_ids = dict(zip(new, self._cut(new), strict=True))
+            self._remember(new_ids)
+            ids_of |= new_ids
         return ids_of
 
     def _cut(self, words: Sequence[str]) -> list[list[int]]:

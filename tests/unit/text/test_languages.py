@@ -247,11 +247,11 @@ def test_a_text_of_another_language_than_the_models_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "of_text"),
+    ("known", "text_language"),
     [("en", "en"), ("pt", "pt-BR"), ("no", "nb"), ("en", None), (None, "de")],
 )
-def test_a_text_of_the_models_language_is_accepted(known, of_text) -> None:
-    require_language("model", "source", known, of_text)
+def test_a_text_of_the_models_language_is_accepted(known, text_language) -> None:
+    require_language("model", "source", known, text_language)
 
 
 def test_files_without_a_language_in_their_name_are_accepted() -> None:
