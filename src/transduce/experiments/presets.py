@@ -740,9 +740,9 @@ MAX_EPOCHS = 500
 """Epochs above which a preset counts as made for much larger corpora."""
 ADAPT = "adapt"
 """Preset of a run from a trained model, whose sizes are the model's."""
-OPTIMIZER_SETTINGS = (
-    "optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay",
-)  # fmt: skip
+MOMENT_SETTINGS = ("optimizer", "momentum")
+"""Settings that determine which moments an optimizer has."""
+OPTIMIZER_SETTINGS = (*MOMENT_SETTINGS, "beta1", "beta2", "epsilon", "weight_decay")
 """Settings that a continued optimizer has from its run."""
 FROM_MODEL = (
     "tokenizer",

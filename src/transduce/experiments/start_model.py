@@ -33,6 +33,7 @@ from transduce.errors import CheckpointError, ConfigError, percent
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.presets import (
     ADAPT,
+    MOMENT_SETTINGS,
     OPTIMIZER_SETTINGS,
     PRESETS,
     RunConfig,
@@ -255,7 +256,7 @@ def refuse_misfit(start: StartModel, config: RunConfig, files: RunFiles) -> None
             "setting out."
         )
     if start.state is not None:
-        _require_moments(start, config)
+        _require_same_optimizer(start, config)
 
 
 def _changed_sizes(start: StartModel, config: RunConfig) -> Iterator[str]:
@@ -280,9 +281,10 @@ def _differences(
             yield field.name, before, now
 
 
-def _require_moments(start: StartModel, config: RunConfig) -> None:
+def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
+    """Raise `ConfigError` if the run cannot continue the optimizer of its start."""
     assert start.state is not None
-    for name in OPTIMIZER_SETTINGS[:2]:
+    for name in MOMENT_SETTINGS:
         before = getattr(settings_of(start.path).training, name)
         if (now := getattr(config.training, name)) != before:
             raise ConfigError(
