@@ -511,7 +511,8 @@ class _HypothesisWords:
         # remains in any case. The end token comes after them.
         first = sum(1 for _ in takewhile(is_tag, words[:-1]))
         source = first + weights[first : len(words)].argmax()
-        space = " " if self.ids[place] == UNKNOWN_IDS[0] else ""
+        with_space, _ = UNKNOWN_IDS  # the unknown word has two pieces
+        space = " " if self.ids[place] == with_space else ""
         own = words[source].strip()
         return space + dictionary.translation(own), space + own
 

@@ -680,9 +680,10 @@ def _embeddings(
 
     A matrix equal to an earlier one is left out. The output's is the last one.
     """
+    source_name, target_name = READ
     tied = (OUTPUT,) if settings.is_tied else ()
-    source_names: tuple[str, ...] = READ[:1]
-    target_names: tuple[str, ...] = (*READ[1:], *tied)
+    source_names: tuple[str, ...] = (source_name,)
+    target_names: tuple[str, ...] = (target_name, *tied)
     if settings.is_shared and settings.is_tied:
         source_names = target_names = (BOTH, *READ, OUTPUT)
     elif settings.is_shared:
