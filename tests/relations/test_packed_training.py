@@ -104,7 +104,7 @@ def loss_and_gradients(
 @pytest.mark.parametrize(
     ("changes", "lengths"),
     [
-        ({}, LENGTHS),
+        (ONE_LAYER, LENGTHS),
         ({"positions": "learned", "max_positions": 10} | ONE_LAYER, SHORT_LENGTHS),
         ({"target_vocab_size": 29} | ONE_LAYER, SHORT_LENGTHS),
         ({"decoder_layers": 1, "scores": "unscaled"}, SHORT_LENGTHS),
