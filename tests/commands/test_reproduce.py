@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from transduce.analysis.cost import LayerSizes
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding.translator import Translator
 from transduce.experiments import table1
 from transduce.search_config import SearchConfig
@@ -100,6 +101,60 @@ def test_a_run_in_table_2_translates_with_its_tuned_search(
         *("--hardware", "K80", "--presets", "tiny", "--device", "cpu"),
     )
     assert used == [SearchConfig(beam_size=3, length_penalty=0.2, num_best=1)]
+
+
+def test_a_run_in_table_2_translates_into_the_language_of_the_references(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    run: Path,
+    tagged_checkpoint: Checkpoint,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copy / "averaged")
+    save_model(tagged_checkpoint, copy / "averaged")
+    source, reference = corpus_files
+    french = shutil.copy(reference, tmp_path / "reference.fr")
+    used: list[str] = []
+    translate_stream = Translator.translate_stream
+
+    def watched(self: Translator, sources: Any, search: SearchConfig) -> Any:
+        used.append(self.language_tag)
+        return translate_stream(self, sources, search)
+
+    monkeypatch.setattr(Translator, "translate_stream", watched)
+    options = ("--hardware", "K80", "--presets", "tiny", "--device", "cpu")
+    command = ("reproduce", "table2", copy, "--source", source, *options)
+    succeeds(*command, "--reference", french, "--out", tmp_path / "t")
+    assert used == [">>fr<<"]
+    spanish = shutil.copy(reference, tmp_path / "reference.es")
+    refusal = refuses(*command, "--reference", spanish, "--out", tmp_path / "u")
+    assert refusal.startswith(
+        f"{copy}: the target language must be one of the model's, but is 'es'"
+    )
+    assert used == [">>fr<<"]
+
+
+def test_a_parser_in_table_2_is_refused_before_any_translation(
+    refuses: Callable[..., str],
+    run: Path,
+    parsing_checkpoint: Checkpoint,
+    corpus_files: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(copy / "averaged")
+    save_model(parsing_checkpoint, copy / "averaged")
+    monkeypatch.delattr("transduce.cli.table2.our_row")
+    source, reference = corpus_files
+    refusal = refuses(
+        *("reproduce", "table2", run, copy, "--hardware", "K80"),
+        *("--source", source, "--reference", reference, "--out", tmp_path / "t"),
+    )
+    assert refusal.startswith(f"{copy}: the runs of Table 2 must translate, but this")
 
 
 def test_the_speed_of_this_machine_is_measured(

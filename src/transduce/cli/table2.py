@@ -130,7 +130,8 @@ def place_runs(
         (source, *_), (reference, *_) = text
         require_text(source, (pair.source for pair in pairs))
         require_text(reference, (pair.target for pair in pairs))
-    logged = [logged_run(run) for run in runs]  # find faults before any work
+    # Find faults before any work.
+    logged = [logged_run(run, scoring.language) for run in runs]
     costs = tuple(training_cost(name) for name in presets)
     load = os.getloadavg()[0]
     with error_console().status("Measuring the speed of this machine...") as status:

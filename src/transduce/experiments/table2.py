@@ -24,6 +24,7 @@ from transduce.decoding.translator import load
 from transduce.errors import (
     CheckpointError,
     ConfigError,
+    RequestError,
     counted,
     duration,
     percent,
@@ -53,7 +54,7 @@ from transduce.metrics.scores import (
     paper_bleu,
 )
 from transduce.model.config import ForwardFlops, ModelConfig, forward_flops
-from transduce.model_folder import find_model
+from transduce.model_folder import open_model
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import (
     Column,
@@ -65,6 +66,7 @@ from transduce.report.report import (
     columns,
 )
 from transduce.text.corpus import SentencePair
+from transduce.text.vocabulary import find_language_tag, languages_of
 
 P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
 """Machine of the paper (section 5.2)."""
@@ -210,13 +212,17 @@ class LoggedRun:
     """Log entries of updates; at least one."""
     starts: list[Entry]
     """Log entries of the run's starts."""
+    into: str | None = None
+    """Language to translate into, of a run with several target languages."""
 
 
-def logged_run(run: Path) -> LoggedRun:
+def logged_run(run: Path, language: str | None = None) -> LoggedRun:
     """Open a run and read the cost of its training from its log.
 
-    Raises `CheckpointError` if the folder is no run or has no model, and `DataError`
-    without a log.
+    `language` is that of the references, into which a run with several target languages
+    translates; by default its own. Raises `CheckpointError` if the folder is no run or
+    has no model, `DataError` without a log, and `RequestError` if the run parses or
+    does not translate into the language.
     """
     if not is_run(run):
         raise CheckpointError(
@@ -225,9 +231,22 @@ def logged_run(run: Path) -> LoggedRun:
         )
     folder, config = RunFolder.open(run)
     updates = logged_updates(folder)
-    find_model(run)
+    model = open_model(run)
+    if model.symbols is not None:
+        raise RequestError(
+            f"{run}: the runs of Table 2 must translate, but this one parses; leave it "
+            "out, or see `transduce reproduce table4`."
+        )
+    into, tags = None, model.tokenizer.language_tags
+    if tags:
+        into = language or config.languages.target or languages_of(tags)[0]
+        find_language_tag(into, tags, f"{run}: the target language")
     return LoggedRun(
-        path=run, config=config, updates=updates, starts=folder.log.entries("start")
+        path=run,
+        config=config,
+        updates=updates,
+        starts=folder.log.entries("start"),
+        into=into,
     )
 
 
@@ -249,7 +268,7 @@ def our_row(
     )
     tokenization = choose_tokenization(tokenize, language, references)
     moses = language_for_paper_bleu(language, references)
-    translator = load(run.path, device=device)
+    translator = load(run.path, device=device, target_language=run.into)
     search = replace(translator.search, num_best=1)
     sources = (pair.source for pair in pairs)
     texts = [each.text for each in translator.translate_stream(sources, search)]
