@@ -65,6 +65,9 @@ def test_systems_are_trained_and_added(
         (("--tokenize", "intl"), "--tokenize has no effect with --train"),
         (("--language", "de"), "--target-language has no effect with --train"),
         (("--devices", "2"), "--devices has no effect with --train"),
+        # Each contradicts the preset of a system that is not trained first.
+        (("--set", "training.steps=9"), "gnmt-rl: `training.reward_steps` must be at"),
+        (("--set", "batching.max_length=400"), "convs2s: `model.max_positions` must"),
     ],
 )
 def test_options_are_checked_before_training(
@@ -86,6 +89,7 @@ def test_options_are_checked_before_training(
         (("--set", "training.bogus=1"), "there is no setting `training.bogus`"),
         (("--seeds", "-1"), "`training.seed` must be from 0 to 2^63 - 1, but is -1."),
         (("--scale", "0.02", "--size", "small"), "`tokenizer.vocab_size` must be"),
+        (("--set", "search.coverage_penalty=1"), "bytenet: `search.coverage_penalty`"),
     ],
 )
 def test_options_are_checked_before_a_download(

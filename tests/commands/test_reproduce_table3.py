@@ -227,3 +227,34 @@ def test_a_folder_that_holds_something_else_is_left_alone(
     refusal = refuses("reproduce", "table3", "--out", tmp_path, *files)
     assert refusal.startswith(f"{tmp_path}: the output folder must be new or a repro")
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["", "wmt14-en-de"], ids=["files", "named"])
+def test_a_row_with_impossible_settings_is_refused_before_all_trainings(
+    tmp_path: Path,
+    files: Options,
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.delattr("transduce.cli.experiments.assemble")  # of a download
+    text = ("--corpus", name) if name else files
+    options = ("--rows", "E-learned", *SMALL, "batching.max_length=1500")
+    refusal = refuses("reproduce", "table3", "--out", tmp_path / "out", *text, *options)
+    assert refusal.startswith("E-learned: `model.max_positions` must be at least")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_row_that_does_not_fit_in_memory_is_refused_before_all_trainings(
+    tmp_path: Path,
+    files: Options,
+    refuses: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Base, of about 90,000 parameters, fits.
+    monkeypatch.setattr("transduce.device.Hardware.memory_bytes", lambda _: 4_000_000)
+    options = ("--rows", "big", *SMALL)
+    out = tmp_path / "out"
+    refusal = refuses("reproduce", "table3", "--out", out, *files, *options)
+    assert refusal.startswith("big: Training must fit in the 0.0 GB of memory")
+    assert not (out / "runs").exists()

@@ -8,10 +8,15 @@ from transduce.cli.files import Files, finish_report
 from transduce.cli.terminal import ProgressDisplay
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
+from transduce.device import Hardware
 from transduce.errors import ConfigError, DataError, neither_or_both
+from transduce.experiments.contradictions import refuse_contradictions
+from transduce.experiments.pipeline import resolved
+from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_processes import (
     Experiment,
     ExperimentProgress,
+    PresetRun,
     Run,
     RunsFailedError,
     Slot,
@@ -36,6 +41,50 @@ def refuse_settings(assignments: Sequence[str], options: Mapping[str, str]) -> N
             raise ConfigError(
                 f"`{name}` must not be changed by --set in this experiment; {instead}."
             )
+
+
+def refuse_contradictory(
+    configs: Mapping[str, RunConfig], corpus: NamedCorpus | CorpusFiles
+) -> None:
+    """Raise `ConfigError` if settings of a row contradict each other.
+
+    Also before the corpus is downloaded, unlike `require_possible`.
+    """
+    files = corpus if isinstance(corpus, CorpusFiles) else _expected_files(corpus)
+    for row, config in configs.items():
+        try:
+            refuse_contradictions(config, files)
+        except ConfigError as error:
+            raise _named(row, error) from None
+
+
+def require_possible(
+    runs: Sequence[PresetRun], files: CorpusFiles, hardware: Hardware
+) -> None:
+    """Raise the error with which a training of a row would be refused.
+
+    Otherwise it would be raised only after hours of other trainings. Rows whose
+    training has begun are not checked again.
+    """
+    first = {run.row: run for run in reversed(runs) if not run.has_begun}
+    for row, run in reversed(first.items()):
+        try:
+            resolved(run.config, files, hardware, None, None)
+        except ConfigError as error:
+            raise _named(row, error) from None
+
+
+def _expected_files(corpus: NamedCorpus) -> CorpusFiles:
+    """Return names of the files that a corpus will have, all in this folder."""
+    source, target, *_ = (Path(f"text.{each}") for each in corpus.languages)
+    return CorpusFiles(
+        source=(source,), target=(target,), dev_source=(source,), dev_target=(target,)
+    )
+
+
+def _named(row: str, error: ConfigError) -> ConfigError:
+    """Return an error with the name of the row that it is about."""
+    return ConfigError(f"{row}: {error}")
 
 
 def complete(

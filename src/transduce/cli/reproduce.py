@@ -19,9 +19,11 @@ from transduce.cli.experiments import (
     complete,
     corpus_files,
     fetched,
+    refuse_contradictory,
     refuse_settings,
     replace_report,
     require_all_done,
+    require_possible,
 )
 from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
 from transduce.cli.help import option_name
@@ -397,6 +399,8 @@ def table3(
     hardware = choose_hardware(device, precision, width=base.model.d_model)
     files = corpus_files(source, target, dev_source, dev_target)
     chosen = chosen_corpus(corpus, files)
+    new = {run.row: run.config for run in runs if not run.has_begun}
+    refuse_contradictory(new, chosen)
     refuse_other_contents(out, TABLE3_RECORD, "a reproduction of Table 3")
     with locked(out) as lock:
         experiment = Table3Experiment(
@@ -406,6 +410,7 @@ def table3(
             device=device,
             precision=hardware.precision,
         )
+        require_possible(runs, experiment.files, hardware)
         experiment.begin()
         failures = complete(experiment, runs, slots, lock)
         table = collect(experiment, runs, failures, trials)
@@ -551,6 +556,7 @@ def scaling(
             device=device,
             precision=hardware.precision,
         )
+        require_possible(runs, experiment.files, hardware)
         experiment.begin()
         with error_console().status("Starting...") as status:
             statistics = scaling_experiment.measure_scores(

@@ -13,9 +13,11 @@ from transduce.cli.experiments import (
     complete,
     fetched,
     fetched_tests,
+    refuse_contradictory,
     refuse_settings,
     replace_report,
     require_all_done,
+    require_possible,
 )
 from transduce.cli.files import Files
 from transduce.cli.options import changed_by_options, require_distinct
@@ -189,7 +191,8 @@ def _require_possible(
     possible = _possible_sizes(corpus, options.size)
     for size in possible:
         try:
-            _system_configs(options, size)
+            configs = _system_configs(options, size)
+            refuse_contradictory({k: each for k, (_, each) in configs.items()}, corpus)
         except ConfigError as error:
             faults.append(error)
     if len(faults) == len(possible):
@@ -260,6 +263,7 @@ def train_systems(
             precision=hardware.precision,
         )
         runs = system_runs(experiment.folder, configs, options.seeds, tests)
+        require_possible(runs, files, hardware)
         experiment.begin(runs)
         paths = path_lengths(configs)  # before the runs, so that a fault costs little
         failures = complete(experiment, runs, slots, lock)
