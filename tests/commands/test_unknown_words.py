@@ -140,3 +140,18 @@ def test_text_without_spaces_is_refused(
     )
     assert message.startswith('`tokenizer.kind` "word" must have text with spaces')
     assert not (tmp_path / "run").exists()
+
+
+def test_a_student_keeps_the_dictionary_of_its_teacher(
+    words_run: Path, tmp_path: Path, succeeds: Callable[..., str]
+) -> None:
+    source = write(tmp_path / "mono.de", sorted({*SOURCES, "ein Hund bellt"}))
+    succeeds(
+        *("distill", words_run, "--source", source, "--out", tmp_path / "out"),
+        *("--preset", "tiny", "--device", "cpu", "--max-ratio", "9"),
+        *("--set", "evaluation.hold_out=false", "training.steps=2"),
+    )
+    student = tmp_path / "out" / "student"
+    for folder in (student, student / "averaged"):
+        kept = (folder / "dictionary.json").read_bytes()
+        assert kept == (words_run / "dictionary.json").read_bytes()

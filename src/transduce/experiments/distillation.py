@@ -509,12 +509,22 @@ class _Steps:
                 "student."
             )
         if not is_run(run):
-            encoder = self._encoder
-            if encoder is None and self._tags:
+            encoder, dictionary = self._encoder, None
+            if encoder is not None:  # the first teacher's, with its dictionary
+                dictionary = open_model(self._plan.teachers[0]).dictionary
+            elif self._tags:
                 encoder = _learn_encoder(
                     files, config.tokenizer, self._tags, self._translator
                 )
-            train_run(files, config, run, self._hardware, *observers, encoder=encoder)
+            train_run(
+                files,
+                config,
+                run,
+                self._hardware,
+                *observers,
+                encoder=encoder,
+                dictionary=dictionary,
+            )
         elif not RunFolder(run).log.has_results:
             resume(run, self._hardware, *observers)
 

@@ -96,6 +96,7 @@ from transduce.machine import (
 from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.settings import convert_and_check
+from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, Processes
 from transduce.training.memory import MicroBatchSize, require_memory
@@ -240,10 +241,12 @@ def train(
     consent: Consent = ALL_CHOSEN,
     start: StartModel | None = None,
     encoder: PairEncoder | None = None,
+    dictionary: WordDictionary | None = None,
 ) -> None:
     """Train a new run in the folder `out`, from first weights or from a model.
 
-    The vocabulary is learned, unless an encoder or a model to start from has one.
+    The vocabulary is learned, unless an encoder or a model to start from has one. A
+    dictionary of unknown words may be given beside an encoder.
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
@@ -262,6 +265,7 @@ def train(
         consent=consent,
         start=start,
         encoder=start.encoder(config.corpora) if start else encoder,
+        dictionary=dictionary,
     )
     config = resolved(config, files, hardware, start, request.encoder)
     new = None
@@ -300,6 +304,8 @@ class _RunRequest:
     start: StartModel | None
     encoder: PairEncoder | None
     """Vocabulary in place of a learned one."""
+    dictionary: WordDictionary | None
+    """Translations of unknown words that come with a vocabulary of words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +346,8 @@ def _prepared(
             _warn_observers(observers, _no_patience(config.training))
         if start is not None:
             start.write(folder.path)
+        if request.dictionary is not None:
+            request.dictionary.save(folder.path / DICTIONARY_FILE)
         has_bytes = request.encoder is None
         report = check_prepared(
             folder.path, corpus, config, files.task, has_bytes=has_bytes
