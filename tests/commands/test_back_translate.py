@@ -526,3 +526,18 @@ def test_the_other_processes_end_after_an_error(teacher, mono, monkeypatch) -> N
     with pytest.raises(DataError):
         transduce.back_translate(teacher, mono, "out")
     assert len(closed) == 1
+
+
+def test_a_model_of_several_languages_translates_into_its_own_by_default(
+    command, tagged_checkpoint, mono
+) -> None:
+    save_model(tagged_checkpoint, Path("several"))
+    german = transduce.load("several", device="cpu", target_language="de")
+    different = list(dict.fromkeys(LINES))
+    # Translations by random weights are cut off, so that no pair is kept.
+    options = ("--device", "cpu", "--out", "out")
+    outcome = command("back-translate", "several", "--input", mono, *options)
+    assert "all are useless" in outcome.err
+    assert [each["output"] for each in records()] == [
+        each.text for each in german.translate(different)
+    ]
