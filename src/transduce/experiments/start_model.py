@@ -29,6 +29,7 @@ from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
+from transduce.decoding.translations import max_source_tokens
 from transduce.errors import CheckpointError, ConfigError, percent
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.presets import (
@@ -64,7 +65,7 @@ from transduce.text.vocabulary import (
     TokenizerConfig,
     find_language_tag,
 )
-from transduce.training.optimizer import require_moments
+from transduce.training.optimizer import require_moments, uses_sgd
 from transduce.trees.linearization import UNKNOWN
 
 FREE_MODEL_SETTINGS = {
@@ -180,6 +181,10 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     model, training, batching = start.model.config, config.training, config.batching
     if name == ADAPT:
         training = replace(training, learning_rate=_adaptation_rate(model.d_model))
+        # A sentence has several times as many characters as sub-words. The end counts.
+        longest = max_source_tokens(start.model.tokenizer) + 1
+        longest = max(batching.max_length, longest)
+        batching = replace(batching, max_length=longest)
     if (most := num_positions(start.model.config)) is not None:
         batching = replace(batching, max_length=min(batching.max_length, most))
     if start.state is not None:
@@ -284,8 +289,15 @@ def _differences(
 def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
     """Raise `ConfigError` if the run cannot continue the optimizer of its start."""
     assert start.state is not None
+    earlier = settings_of(start.path).training
+    if uses_sgd(start.model.step, earlier):
+        raise ConfigError(
+            f"{start.path}: `keep_optimizer` continues the moments of the run's "
+            "optimizer, but its last updates are by plain SGD "
+            "(`training.sgd_from_step`), which has none; leave it out."
+        )
     for name in MOMENT_SETTINGS:
-        before = getattr(settings_of(start.path).training, name)
+        before = getattr(earlier, name)
         if (now := getattr(config.training, name)) != before:
             raise ConfigError(
                 f"{start.path}: `keep_optimizer` continues the run's optimizer, whose "

@@ -19,6 +19,7 @@ from transduce.experiments.start_model import (
     first_weights,
     languages_from,
     new_languages,
+    refuse_misfit,
     settings_from,
 )
 from transduce.model.config import ModelConfig
@@ -26,7 +27,8 @@ from transduce.search_config import SearchConfig
 from transduce.settings import flattened
 from transduce.text.languages import LanguagesConfig
 from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
-from transduce.text.vocabulary import BOS, SPECIAL_PIECES
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import BOS, SPECIAL_PIECES, TokenizerConfig
 from transduce.trees.linearization import STYLES, SymbolVocabulary
 
 
@@ -75,6 +77,15 @@ def test_search_and_positions_are_those_of_the_model(start):
     assert settings.batching.max_length == 60
 
 
+def test_sentences_may_have_more_characters_than_sub_words(start):
+    text = ["a dog sleeps", "ein Hund schläft"]
+    for kind, longest in (("bpe", 256), ("character", 601)):
+        tokenizer = learn_tokenizer(text, TokenizerConfig(kind=kind, vocab_size=290))
+        model = replace(start.model, tokenizer=tokenizer)
+        settings = settings_from(replace(start, model=model))
+        assert settings.batching.max_length == longest
+
+
 def test_all_settings_that_follow_from_the_model_are_listed(start, monkeypatch):
     names = ["optimizer", "momentum", "beta1", "beta2", "epsilon", "weight_decay"]
     kept = dict(zip(names, ["sgd", 0.5, 0.8, 0.7, 1e-6, 0.1], strict=True))
@@ -96,6 +107,18 @@ def test_all_settings_that_follow_from_the_model_are_listed(start, monkeypatch):
     tables = {name.partition(".")[0] for name in changed} & set(FROM_MODEL)
     single = {name for name in changed if name.partition(".")[0] not in tables}
     assert tables | single == set(FROM_MODEL)
+
+
+def test_an_optimizer_without_moments_after_a_change_to_sgd_is_not_continued(
+    start, monkeypatch
+):
+    config = settings_from(start)
+    ended = replace(config.training, sgd_from_step=2, sgd_learning_rate=0.5)
+    monkeypatch.setattr(start_model, "settings_of", lambda _: RunConfig(training=ended))
+    state = TrainingState(progress=Progress(earlier_updates=2), tensors={})
+    start = replace(start, model=replace(start.model, step=2), state=state)
+    with pytest.raises(ConfigError, match=r"by plain SGD .* which has none; leave it"):
+        refuse_misfit(start, config, files("new.en", "new.pt"))
 
 
 def test_a_shortlist_of_the_model_is_no_default_of_the_run(start):
