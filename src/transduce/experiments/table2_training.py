@@ -640,8 +640,10 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
     Tokens differ between systems, so the likelihood is per character.
     """
     folder = RunFolder(run.path)
-    flops = {e["step"]: float(e["flops"]) for e in folder.log.entries("step", "flops")}
-    per_step = max(flops.values()) / max(flops)
+    updates = folder.log.entries("step", "flops")
+    # Every tenth update is logged, and those by reward cost several times as much.
+    steps = [0, *(entry["step"] for entry in updates)]
+    flops = [0.0, *(float(entry["flops"]) for entry in updates)]
     is_of_words = run.config.tokenizer.kind == "word"
     per_character = None if is_of_words else _tokens_per_character(run.path)
     points = []
@@ -652,7 +654,7 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
         points.append(
             CurvePoint(
                 step=step,
-                flops=flops.get(step, per_step * step),
+                flops=float(np.interp(step, steps, flops)),
                 bits=None if per_character is None else bits * per_character,
                 bleu=entry.get("bleu"),
             )

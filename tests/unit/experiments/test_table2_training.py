@@ -284,6 +284,19 @@ def test_the_learning_curve_is_in_bits_per_character(table: TrainedTable2) -> No
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_cost_of_a_checkpoint_is_between_those_of_the_logged_updates(
+    runs: list[SystemRun],
+) -> None:
+    for run in runs[:2]:
+        write(run, GOOD, 4.0, 10**9)
+    log = runs[0].path / "log.jsonl"
+    # Ten updates by reward follow ten by likelihood.
+    log.write_text(log.read_text().replace("2000000000", "9000000000"))
+    result, _ = results_of(runs[:2], [], Trials(resamples=50, shuffles=50))
+    assert [point.step for point in result.curve] == [10, 15, 20]
+    assert [point.flops for point in result.curve] == [1e9, 5e9, 9e9]
+
+
 def test_a_vocabulary_of_words_has_no_bits_per_character(
     tmp_path: Path, tests: tuple[EvaluationText, ...], table: TrainedTable2
 ) -> None:
