@@ -648,23 +648,30 @@ def test_a_disk_too_small_for_an_export_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["score", "translate"])
+@pytest.mark.parametrize(
+    "name", ["score", "translate", "attention", "attention page", "clean"]
+)
 def test_a_full_output_is_one_sentence(
     model: Path, folder: Path, name: str, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    good = str(folder / "good")
+    good, place = str(folder / "good"), [str(model)]
     options = {
         "score": ["--source", good, "--target", good],
         "translate": ["--input", good],
+        "attention": ["--source", "one", "--json"],
+        "attention page": ["--source", "one", "--out", "-"],
+        "clean": ["--source", good, "--target", good, "--json"],
     }[name]
+    if name == "clean":
+        place = ["--out", str(folder / "cleaned")]
     with (
         monkeypatch.context() as patch,
         Path("/dev/full").open("w", buffering=1) as full,
     ):
         patch.setattr("sys.stdout", full)
         with pytest.raises(SystemExit) as exit_:
-            main([name, str(model), *options])
+            main([name.split()[0], *place, *options])
     assert exit_.value.code == 2
     message = "No space left on device); free some space and try again."
     assert message in capsys.readouterr().err

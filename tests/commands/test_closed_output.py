@@ -98,6 +98,15 @@ def test_training_goes_on_under_nohup_when_its_terminal_is_closed(
     assert is_finished(tmp_path / "run")
 
 
+def test_only_a_result_on_standard_output_needs_it_open(tmp_path: Path) -> None:
+    looks = (*TRANSDUCE, "attention", str(tmp_path / "missing"), "--source", "one")
+    for option in ("--json", "--out=-"):
+        ended = shell('"$@" >&-', *looks, option)
+        assert "Standard output must be open" in ended.stderr
+    ended = shell('"$@" >&-', *looks, "--out", str(tmp_path / "page.html"))
+    assert "missing: must be a model" in ended.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 def test_help_may_be_read_in_part(arguments: Sequence[str]) -> None:
     ended = shell('set -o pipefail; "$@" | head -1', *TRANSDUCE, *arguments)

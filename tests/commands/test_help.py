@@ -196,6 +196,15 @@ def test_options_of_several_values_must_have_one(words: list[str]) -> None:
         ),
         (("train", "--out", "o", "--set"), "--set must have a value, but has none."),
         (
+            ("translate", "m", "--input", "-x"),
+            "--input must have a value, but has none; write --input=-x if -x is the "
+            "value and no option. See",
+        ),
+        (
+            ("parse", "m", "--input", "--svg", "x"),
+            "--input must have a value, but has none. See",
+        ),
+        (
             ("tune", "m", "--beam-sizes"),
             "--beam-sizes must have a value, but has none.",
         ),

@@ -133,6 +133,27 @@ def test_two_outputs_must_be_two_files(refuses) -> None:
     )
 
 
+def test_two_outputs_may_not_both_be_standard_output(refuses) -> None:
+    compare = ("compare", "lines", "others", "--reference", "lines", "--html", "-")
+    for arguments in (
+        compare,
+        (*compare, "--json"),
+        ("attention", "model", *SENTENCE, "--json", "--out", "-"),
+        ("parse", "parser", "--input", "lines", "--svg", "-"),
+        ("parse", "parser", "--input", "lines", "--svg", "-", "--output", "-"),
+    ):
+        assert refuses(*arguments).startswith(
+            "Standard output must stand for one output, but stands for several"
+        )
+
+
+def test_one_of_two_outputs_may_be_standard_output(succeeds) -> None:
+    picture = ("--svg", "-", "--output", "trees")
+    assert succeeds("parse", "parser", "--input", "lines", *picture).startswith("<svg ")
+    page = succeeds("attention", "model", *SENTENCE, "--out", "-")
+    assert page.startswith("<!doctype html>")
+
+
 FOLDERS = {
     "average": (("average", "model", "--out"), "model.safetensors"),
     "quantize": (("quantize", "model", "--out"), "model.safetensors"),

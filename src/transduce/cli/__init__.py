@@ -7,10 +7,10 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, get_args, get_origin
@@ -313,6 +313,9 @@ PRINTS_RESULT = {
 }
 """Functions of commands that write their result to standard output. The other commands
 print only progress, and continue when its reader has gone."""
+RESULT_OPTIONS = {"attention": ("json", "out"), "clean": ("json_output",)}
+"""Options by which other commands write a result to standard output, too: a flag, or a
+file that is standard output."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -412,7 +415,7 @@ def _run(arguments: Sequence[str] | None) -> None:
                 exit_on_error=False,
                 print_error=False,
             )
-        prints_progress = _prints_only_progress(function)
+        prints_progress = _prints_only_progress(function, given.arguments)
         if is_output_closed and not prints_progress:
             _fail(
                 "Standard output must be open, but is closed; send it to a file, or to "
@@ -480,10 +483,23 @@ def _missing_package(command: str, package: str) -> str:
     return missing_package(f"`transduce {command}`", package, extra)
 
 
-def _prints_only_progress(function: Callable[..., Any]) -> bool:
+def _prints_only_progress(
+    function: Callable[..., Any], given: Mapping[str, object]
+) -> bool:
     """Return whether a command prints only progress on standard output."""
-    is_ours = function.__module__.startswith(__name__)  # not the library's help
-    return is_ours and function.__name__ not in PRINTS_RESULT
+    if not function.__module__.startswith(__name__):  # the library's help
+        return False
+    if function.__name__ in PRINTS_RESULT:
+        return False
+    options = RESULT_OPTIONS.get(function.__name__, ())
+    return not any(_is_printed(given.get(name)) for name in options)
+
+
+def _is_printed(value: object) -> bool:
+    """Return whether the value of an option lets a command print its result."""
+    from transduce.cli.files import is_standard_output  # not for every help
+
+    return is_standard_output(value) if isinstance(value, Path) else bool(value)
 
 
 def _mistake(error: CycloptsError) -> str:
@@ -550,10 +566,25 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
         count, _ = argument.token_count()
         values = "a value" if count == 1 else counted(count, "value")
         given = len(error.tokens_so_far) or "none"
-        return f"{name} must have {values}, but has {given}."
+        return f"{name} must have {values}, but has {given}{_dashed(name, error)}."
     mistyped = get_close_matches(name, error.unused_tokens or (), n=1, cutoff=0.6)
     instead = f", but {mistyped[0]} is given instead" if mistyped else ""
     return f"{name} must be given{instead}."
+
+
+def _dashed(name: str, error: CycloptsError) -> str:
+    """Return a remedy if the word after an option begins with a dash.
+
+    A name of a file may, but is taken for an option.
+    """
+    words = error.root_input_tokens or []
+    arguments = error.app.assemble_argument_collection() if error.app else ()
+    options = {option for each in arguments for option in each.names}
+    for word, value in pairwise(words):
+        is_option = value.split("=", 1)[0] in options
+        if word == name and value.startswith("-") and not is_option:
+            return f"; write {name}={value} if {value} is the value and no option"
+    return ""
 
 
 @contextmanager

@@ -21,7 +21,13 @@ from transduce.analysis.sentence_attention import (
     as_record,
     look_into,
 )
-from transduce.cli.files import Force, require_new, writer
+from transduce.cli.files import (
+    STANDARD_OUTPUT,
+    Force,
+    require_new,
+    require_one_standard_output,
+    writer,
+)
 from transduce.cli.lines import search_of
 from transduce.cli.options import require_distinct
 from transduce.cli.terminal import print_json
@@ -106,6 +112,7 @@ def attention(
     require_distinct("--heads", heads)
     _require_utf8("--source", source)
     _require_utf8("--target", target or "")
+    require_one_standard_output((out, STANDARD_OUTPUT if json else None))
     require_new(out, force=force, others=(figure,), called="the picture")
     require_new(figure, force=force)
     if figure is not None:

@@ -10,7 +10,13 @@ from typing import Annotated
 import numpy as np
 from cyclopts import Parameter
 
-from transduce.cli.files import Force, require_new, writer
+from transduce.cli.files import (
+    STANDARD_OUTPUT,
+    Force,
+    require_new,
+    require_one_standard_output,
+    writer,
+)
 from transduce.cli.terminal import error_console, print_json, table_console
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.comparison import (
@@ -118,6 +124,7 @@ def compare(
     language = LanguagesConfig(target=target_language).target or guess_all(reference)
     read = (*systems, *reference, source, train)
     require_one_standard_input([each for each in read if each is not None])
+    require_one_standard_output((html, STANDARD_OUTPUT))  # which has the tables
     require_new(html, force=force, others=read)
     first = reference[0]
     references = [list(read_text([first]))]

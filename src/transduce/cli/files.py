@@ -65,6 +65,15 @@ def require_new(
         )
 
 
+def require_one_standard_output(outputs: Iterable[Path | None]) -> None:
+    """Raise `ConfigError` if `-` stands for several outputs, which would be mixed."""
+    if sum(each == STANDARD_OUTPUT for each in outputs) > 1:
+        raise ConfigError(
+            "Standard output must stand for one output, but stands for several, which "
+            "would be mixed; name a file for one of them."
+        )
+
+
 @contextmanager
 def writer(output: Path | None, *, overwrite: bool) -> Iterator[TextIO]:
     """Open standard output, or a file that appears once it is complete.

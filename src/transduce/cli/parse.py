@@ -8,7 +8,14 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import STANDARD_OUTPUT, Files, Force, require_new, writer
+from transduce.cli.files import (
+    STANDARD_OUTPUT,
+    Files,
+    Force,
+    require_new,
+    require_one_standard_output,
+    writer,
+)
 from transduce.cli.lines import decoding_of, search_of, source_lines
 from transduce.cli.resumable_output import Destination, Origin, Resume
 from transduce.cli.terminal import counted_lines, warn
@@ -90,6 +97,7 @@ def parse(
         Number of processes that share the sentences, each on one core; by default one
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
+    require_one_standard_output((output or STANDARD_OUTPUT, svg_file))
     destination = Destination(output=output, force=force, resume=resume)
     destination.require_usable(input)
     require_new(
