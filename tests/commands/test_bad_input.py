@@ -665,6 +665,8 @@ def test_a_full_output_is_one_sentence(
     }[name]
     if name == "clean":
         place = ["--out", str(folder / "cleaned")]
+        (folder / "other").write_text("eins zwei\ndrei\n")
+        options[2:4] = ["--target", str(folder / "other")]
     with (
         monkeypatch.context() as patch,
         Path("/dev/full").open("w", buffering=1) as full,
