@@ -37,6 +37,7 @@ from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,
     SYSTEMS,
+    UNMATCHED,
     CurvePoint,
     Match,
     SystemResult,
@@ -72,6 +73,8 @@ P100S = Cluster(name="P100", tflops=SUSTAINED_TFLOPS["P100"], num_devices=8)
 """Machine of the paper (section 5.2)."""
 PAPER_HOURS = {"base": 12.0, "big": 3.5 * 24}
 """Training time in the paper by preset (section 5.2)."""
+MAX_MISMATCH = 0.2
+"""Relative difference of two numbers of parameters that are not about the same."""
 BUSY_SHARE = 0.1
 """Share of time spent waiting for a core above which speeds are not comparable."""
 NOT_SHOWN = "–"
@@ -587,7 +590,38 @@ def _results(table: TrainedTable2) -> tuple[Part, ...]:
     )
     rows = tuple(_row(result) for result in table.results)
     results = Table(columns=heads, rows=rows)
-    return TRAINED_PROTOCOL, MATCHED[table.match], results, *_diverged(table.results)
+    return (
+        TRAINED_PROTOCOL,
+        MATCHED[table.match],
+        results,
+        *_mismatched(table),
+        *_diverged(table.results),
+    )
+
+
+def _mismatched(table: TrainedTable2) -> Iterator[str]:
+    """Yield a sentence on systems that are not of the reference's size after all.
+
+    Sizes are matched by the settings, before the vocabularies are learned.
+    """
+    singles = [each for each in table.results if not each.is_ensemble]
+    reference = [each for each in singles if each.system == REFERENCE]
+    if table.match != "parameters" or not reference:
+        return
+    wanted = reference[0].parameters
+    others = [
+        f"{name_of(each)} has {each.parameters:,}"
+        for each in singles
+        if each.system != UNMATCHED
+        and abs(each.parameters - wanted) > MAX_MISMATCH * wanted
+    ]
+    if others:
+        yield (
+            f"Parameters differ by more than {percent(MAX_MISMATCH)} from the "
+            f"{wanted:,} of the base Transformer: {'; '.join(others)}. Widths are "
+            "matched before the vocabularies are learned, which are smaller than set "
+            "if there is little text."
+        )
 
 
 def _diverged(results: Iterable[SystemResult]) -> Iterator[str]:

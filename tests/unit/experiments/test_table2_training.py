@@ -26,6 +26,7 @@ from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,
     SYSTEMS,
+    Match,
     SystemExperiment,
     SystemRun,
     ensembles_of,
@@ -370,6 +371,26 @@ def test_the_report_says_that_sizes_are_not_matched(table: TrainedTable2) -> Non
     for match in ("parameters", "flops"):
         assert "not matched" not in str(trained_report(replace(table, match=match)))
     assert "not matched" in str(trained_report(replace(table, match="none")))
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_report_names_systems_whose_sizes_are_not_matched(
+    table: TrainedTable2,
+) -> None:
+    gnmt, base, *_ = table.results
+
+    def text(parameters: int, match: Match = "parameters") -> str:
+        results = (replace(gnmt, parameters=parameters), base)
+        changed = replace(table, results=results, match=match)
+        return str(trained_report(changed))
+
+    fewer = base.parameters // 2
+    assert (
+        f"Parameters differ by more than 20% from the {base.parameters:,} of the base "
+        f"Transformer: GNMT has {fewer:,}. Widths are"
+    ) in text(fewer)
+    assert "differ by" not in text(fewer, "flops")
+    assert "differ by" not in text(round(1.1 * base.parameters))
 
 
 @pytest.mark.usefixtures("undrawn")
