@@ -130,16 +130,14 @@ def row_config(base: RunConfig, row: str) -> RunConfig:
 
     Raises `ConfigError` if that is impossible, or changes nothing.
     """
-    paper = TABLE_3[row]
+    paper, usual = TABLE_3[row], BASE.training
+    training = replace(paper.training, keep_checkpoints=usual.keep_checkpoints)
+    if base.training.checkpoint_steps is None:  # the user has set minutes instead
+        training = replace(training, checkpoint_steps=usual.checkpoint_steps)
     config = replace(
         base,
         model=_changed(base.model, BASE.model, paper.model, row),
-        training=_changed(
-            base.training,
-            BASE.training,
-            replace(paper.training, keep_checkpoints=BASE.training.keep_checkpoints),
-            row,
-        ),
+        training=_changed(base.training, usual, training, row),
     )
     if row != "base" and config == base:
         raise ConfigError(

@@ -412,6 +412,13 @@ def test_multi30k_has_a_base_of_its_own_unless_a_scale_is_named() -> None:
     assert base_for("multi30k", 1.0, None) == scaled_base()
 
 
+def test_big_has_checkpoints_by_the_minute_if_the_base_has() -> None:
+    base, minutes = scaled_base(), {"checkpoint_steps": None, "checkpoint_minutes": 5.0}
+    base = replace(base, training=replace(base.training, **minutes))
+    training = row_config(base, "big").training
+    assert (training.checkpoint_steps, training.checkpoint_minutes) == (None, 5.0)
+
+
 def test_big_trains_three_times_as_long() -> None:
     assert row_config(scaled_base(0.25, 2_000), "big").training.steps == 6_000
 
