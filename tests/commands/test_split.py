@@ -127,6 +127,23 @@ def test_repeated_sources_of_held_out_pairs_are_reported(
     assert "as their sources are held out: 40 pairs.\n" in said
 
 
+def test_a_corpus_of_few_sources_keeps_pairs_to_train_on(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    my_corpus: tuple[Path, Path],
+    tmp_path: Path,
+) -> None:
+    for path in my_corpus:
+        each = lines(path)[:205]
+        path.write_text("\n".join([*each, *each]) + "\n", encoding="utf-8")
+    said = refuses("split", *files(my_corpus), "--out", tmp_path / "out")
+    assert "as many pairs with other sources to train on" in said
+    assert not (tmp_path / "out").exists()
+    said = succeeds(*TINY, *FEW, *files(my_corpus), "--out", tmp_path / "run")
+    assert "Training pairs: 410 of 410 pairs kept" in said
+    assert "Dev pairs: none" in said
+
+
 @pytest.mark.parametrize("is_resumed", [False, True])
 def test_training_holds_text_out_and_reports_it(
     succeeds: Callable[..., str],

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
-from itertools import chain
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from typing import ClassVar, Literal, TypeVar
@@ -432,32 +432,50 @@ def choose(
 
     The sources with the smallest hashes are chosen, whatever the order of the lines.
     Returns None if there are too few pairs: training must keep at least as many as are
-    held out.
+    held out, without those that have a held-out source.
     """
     most = MAX_HELD_OUT if sizes is None else sum(sizes)
-    kept, held, num_read = list[tuple[int, bytes]](), set[bytes](), 0
-    for source in sources:
-        num_read += 1
-        key = _key(source, seed)
-        if not source.strip() or key in held:
-            continue
-        # Keep the smallest keys in a heap with the largest of them on top.
-        number = -int.from_bytes(key)
-        if len(kept) < most:
-            heapq.heappush(kept, (number, key))
-            held.add(key)
-        elif number > kept[0][0]:
-            _, last = heapq.heapreplace(kept, (number, key))
-            held.remove(last)
-            held.add(key)
+    held, num_read = _smallest_keys(sources, most, seed)
     if sizes is None:
         usual = usual_number(num_read)
         sizes = () if usual is None else (usual,)
-    if not sizes or sum(sizes) > len(kept) or 2 * sum(sizes) > num_read:
+    if not sizes or sum(sizes) > len(held):
         return None
-    keys = iter(sorted(held))
-    parts = tuple(frozenset(next(keys) for _ in range(size)) for size in sizes)
+    chosen = sorted(held)[: sum(sizes)]
+    if num_read - sum(held[key] for key in chosen) < len(chosen):
+        return None
+    keys = iter(chosen)
+    parts = tuple(frozenset(islice(keys, size)) for size in sizes)
     return Choice(parts=parts, num_read=num_read, seed=seed)
+
+
+def _smallest_keys(
+    sources: Iterable[str], most: int, seed: int
+) -> tuple[dict[bytes, int], int]:
+    """Return the smallest hashes of sources, and how many sources have each of them.
+
+    Blank sources have none. Returns the number of all sources, too.
+    """
+    kept, held, num_read = list[tuple[int, bytes]](), dict[bytes, int](), 0
+    for source in sources:
+        num_read += 1
+        if not source.strip():
+            continue
+        key = _key(source, seed)
+        if key in held:
+            held[key] += 1
+            continue
+        # Keep the smallest keys in a heap with the largest of them on top. A key that
+        # leaves it never returns, so that the counts of the others are complete.
+        number = -int.from_bytes(key)
+        if len(kept) < most:
+            heapq.heappush(kept, (number, key))
+            held[key] = 1
+        elif number > kept[0][0]:
+            _, last = heapq.heapreplace(kept, (number, key))
+            del held[last]
+            held[key] = 1
+    return held, num_read
 
 
 def choose_dev(files: CorpusFiles, seed: int) -> Choice | None:
@@ -591,8 +609,8 @@ def require_choice(
     if choice is None:
         raise DataError(
             f"{source[0]}: holding out {counted(sum(sizes), 'pair')} needs as many "
-            f"different sources that have a translation, and {2 * sum(sizes):,} pairs "
-            "in all, but there are fewer; hold out fewer."
+            "different sources that have a translation, and as many pairs with other "
+            "sources to train on, but there are fewer; hold out fewer."
         )
     return choice
 

@@ -69,6 +69,14 @@ def test_nothing_is_held_out_of_a_corpus_with_few_sources() -> None:
     assert choose(LINES[:399], None, 1) is None
 
 
+def test_pairs_with_held_out_sources_do_not_count_as_left_to_train_on() -> None:
+    several = [*LINES[:210], *LINES[:210]]  # holding out 200 would leave 20 pairs
+    assert choose(several, None, 1) is None
+    assert choose(several, (141,), 1) is None
+    assert choose(several, (140,), 1) is not None
+    assert choose([*several, *LINES[210:390]], None, 1) is not None
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> CorpusFiles:
     """Corpus with copies, white space, empty sides, CRLF, a BOM and gzip."""
