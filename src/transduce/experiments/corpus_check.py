@@ -45,6 +45,7 @@ from transduce.experiments.corpus_survey import (
     Overlap,
     PairReport,
     SideReport,
+    SpecialIds,
     SplitReport,
     Survey,
     overlap_of,
@@ -68,8 +69,11 @@ from transduce.text.tokenizer import (
     learn_tokenizer,
     load_tokenizer,
     require_possible_bad_words,
+    tag_ids,
+    unknown_ids,
 )
 from transduce.text.vocabulary import language_tags
+from transduce.trees.linearization import UNKNOWN
 
 DROP = "drop these pairs by `transduce clean`"
 REMEDIES = {
@@ -366,14 +370,22 @@ def check_prepared(
     `has_bytes`, and in a vocabulary that has them. Raises `ConfigError` if the search
     settings of a translator do not fit its vocabulary.
     """
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if task == "translation":
-        tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         require_possible_bad_words(config.search, tokenizer)
+    unknown = unknown_ids(tokenizer)
+    special = SpecialIds(
+        tags=tag_ids(tokenizer),
+        unknown_sources=unknown,
+        unknown_targets=unknown if task == "translation" else [UNKNOWN],
+    )
     splits = {
         name: survey_prepared(
+            name,
             open_dataset(folder / where),
             counts,
             corpus.statistics[name],
+            special,
             has_bytes=has_bytes and config.tokenizer.has_bytes,
         )
         for name, where, counts in (

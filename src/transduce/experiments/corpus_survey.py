@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Integer, Num, Shaped
+from jaxtyping import Bool, Integer, Num, Shaped, UInt64
 
 from transduce.data.batches import Dataset, EncodedSide
 from transduce.data.cleaning_rules import code_points, text_fault
@@ -478,17 +478,31 @@ def survey_corpora(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpecialIds:
+    """Ids of a prepared corpus that are not the text of a pair alone."""
+
+    tags: Sequence[int] = ()
+    """Tags before sources, which are no part of the text."""
+    unknown_sources: Sequence[int] = ()
+    """Ids that stand for any word outside the vocabulary of sources."""
+    unknown_targets: Sequence[int] = ()
+
+
 def survey_prepared(
+    name: str,
     dataset: Dataset,
     counts: PairCounts,
     statistics: CorpusStatistics,
+    special: SpecialIds,
     *,
     has_bytes: bool = True,
 ) -> Survey:
     """Survey a prepared corpus, without file names.
 
-    The texts are not read again: equal ids mean equal texts. `has_bytes` says whether
-    the vocabulary has bytes.
+    The texts are not read again: equal ids mean equal texts, except unknown words. A
+    text with one counts as different from all others, also those of corpora with
+    another name. `has_bytes` says whether the vocabulary has bytes.
     """
     files = AlignedFiles(
         source=Path(),
@@ -517,12 +531,12 @@ def survey_prepared(
         files=(files,),
         source=side_counts["source"],
         target=side_counts["target"],
-        rows=_prepared_rows(dataset, counts),
+        rows=_prepared_rows(name, dataset, counts, special),
     )
 
 
 def _prepared_rows(
-    dataset: Dataset, counts: PairCounts
+    name: str, dataset: Dataset, counts: PairCounts, special: SpecialIds
 ) -> Shaped[np.ndarray, " pairs"]:
     """Return a row for each pair: the kept ones, then the empty, then the overlong.
 
@@ -537,8 +551,12 @@ def _prepared_rows(
     kept = rows[: counts.kept]
     kept["source_length"] = np.diff(dataset.source.offsets)
     kept["target_length"] = np.diff(dataset.target.offsets)
-    kept["source_digest"] = _id_digests(dataset.source)
-    kept["target_digest"] = _id_digests(dataset.target)
+    for side, encoded, unknown in (
+        ("source", dataset.source, special.unknown_sources),
+        ("target", dataset.target, special.unknown_targets),
+    ):
+        seed = text_digest(f"{name} {side}")
+        kept[f"{side}_digest"] = _id_digests(encoded, special.tags, unknown, seed)
     rows["source_length"][first_overlong:] = 1  # unknown, but not empty
     rows["target_length"][first_overlong:] = 1
     return rows
@@ -555,19 +573,42 @@ def _num_byte_ids(side: EncodedSide) -> int:
     )
 
 
-def _id_digests(side: EncodedSide) -> Integer[np.ndarray, " sentences"]:
-    """64-bit digest of each non-empty sentence's ids and their positions."""
+def _id_digests(
+    side: EncodedSide, tags: Sequence[int], unknown: Sequence[int], seed: int
+) -> Integer[np.ndarray, " sentences"]:
+    """64-bit digest of each non-empty sentence's ids and their positions.
+
+    Tags are left out. A sentence with an unknown id has a digest of its own, by its
+    number and the seed.
+    """
     digests = np.empty(len(side.offsets) - 1, dtype=np.uint64)
     for first in range(0, len(digests), CHUNK_ROWS):
         offsets = side.offsets[first : first + CHUNK_ROWS + 1]
-        ids = side.ids[offsets[0] : offsets[-1]].astype(np.uint64)
-        starts = offsets[:-1] - offsets[0]
-        places = np.arange(len(ids)) - np.repeat(starts, np.diff(offsets))
-        mixed = (ids + np.uint64(1)) * MIXERS[0] + places.astype(np.uint64) * MIXERS[1]
-        for shift, factor in ((31, MIXERS[2]), (29, MIXERS[0])):
-            mixed = (mixed ^ (mixed >> np.uint64(shift))) * factor
-        digests[first : first + CHUNK_ROWS] = np.add.reduceat(mixed, starts)
+        ids = side.ids[offsets[0] : offsets[-1]]
+        starts, sizes = offsets[:-1] - offsets[0], np.diff(offsets)
+        is_text = ~np.isin(ids, tags)
+        counted: Integer[np.ndarray, " ids"] = np.cumsum(is_text)
+        before: Integer[np.ndarray, " sentences"] = (counted - is_text)[starts]
+        places = counted - np.repeat(before, sizes)
+        mixed = _mixed(ids.astype(np.uint64) + np.uint64(1), places.astype(np.uint64))
+        found = np.add.reduceat(np.where(is_text, mixed, np.uint64(0)), starts)
+        if len(unknown):
+            is_unknown = np.logical_or.reduceat(np.isin(ids, unknown), starts)
+            numbers = first + np.arange(len(found), dtype=np.uint64)
+            own = _mixed(numbers, np.full_like(numbers, seed))
+            found = np.where(is_unknown, own, found)
+        digests[first : first + CHUNK_ROWS] = found
     return digests
+
+
+def _mixed(
+    one: UInt64[np.ndarray, " numbers"], other: UInt64[np.ndarray, " numbers"]
+) -> UInt64[np.ndarray, " numbers"]:
+    """64-bit digest of each two numbers."""
+    mixed: UInt64[np.ndarray, " numbers"] = one * MIXERS[0] + other * MIXERS[1]
+    for shift, factor in ((31, MIXERS[2]), (29, MIXERS[0])):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * factor
+    return mixed
 
 
 def valid_pairs(

@@ -56,12 +56,11 @@ from transduce.text.languages import (
     guess_all,
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
-from transduce.text.tokenizer import SubwordTokenizer, Tokenizer, WordTokenizer
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, unknown_ids
 from transduce.text.vocabulary import (
     BOS,
     NUM_RESERVED,
     SPECIAL_PIECES,
-    UNKNOWN_IDS,
     TokenizerConfig,
     find_language_tag,
 )
@@ -448,9 +447,7 @@ def _share(side: EncodedSide, ids: Sequence[int]) -> float:
 
 def _unknown_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
     """Ids of what a tokenizer does not know, and a description of them."""
-    if isinstance(tokenizer, WordTokenizer):
-        return list(UNKNOWN_IDS), "unknown"
-    if isinstance(tokenizer, SubwordTokenizer):
-        first = len(SPECIAL_PIECES)
-        return list(range(first, NUM_RESERVED)), "bytes of characters that are not"
-    return [tokenizer.unknown], "unknown"
+    if found := unknown_ids(tokenizer):
+        return found, "unknown"
+    first = len(SPECIAL_PIECES)
+    return list(range(first, NUM_RESERVED)), "bytes of characters that are not"

@@ -387,6 +387,24 @@ def without_tags(tokenizer: Tokenizer, kept: Collection[str] = ()) -> Tokenizer:
     return type(tokenizer)(tokenizers.Tokenizer.from_str(json.dumps(content)))
 
 
+def unknown_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids that stand for any text outside the vocabulary.
+
+    A learned vocabulary of sub-words or characters has none, as it has all bytes.
+    """
+    if isinstance(tokenizer, WordTokenizer):
+        return list(UNKNOWN_IDS)
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        return [tokenizer.unknown]
+    return []
+
+
+def tag_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the tags of target languages and corpora."""
+    tags = (*tokenizer.language_tags, *tokenizer.corpus_tags)
+    return [i for i in map(tokenizer.tag_id, tags) if i is not None]
+
+
 def own_target_size(tokenizer: Tokenizer) -> int | None:
     """Return the number of pieces of targets, if these have a vocabulary of their own.
 

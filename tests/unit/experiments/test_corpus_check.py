@@ -28,7 +28,7 @@ from transduce.experiments.corpus_survey import LOPSIDED_TOKENS, MARKS, NUM_EXAM
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.grammar.corpus import training_trees
 from transduce.text import tokenizer as tokenizer_module
-from transduce.text.vocabulary import PAD
+from transduce.text.vocabulary import PAD, TokenizerConfig
 
 Lines = Sequence[bytes]
 Check = Callable[..., CorpusReport]
@@ -535,6 +535,49 @@ def test_a_prepared_corpus_gets_the_advice_of_its_files(
             assert ours.pairs.kept == theirs.pairs.kept
             assert ours.pairs.repeated.count == theirs.pairs.repeated.count
             assert ours.pairs.ambiguous_sources == theirs.pairs.ambiguous_sources
+
+
+def test_pairs_that_differ_in_unknown_words_are_no_copies(
+    files: Callable[..., CorpusFiles], tmp_path: Path
+) -> None:
+    names = [f"name{letter}".encode() for letter in "abcdefghijklmnopqrst"]
+    sources = [b"here is " + each for each in names] + [b"here it is"] * 2
+    targets = [b"hier ist " + each for each in names] + [b"hier ist er"] * 2
+    written = files(sources[10:], targets[10:], sources[:10], targets[:10])
+    config = replace(TINY, tokenizer=TokenizerConfig(kind="word", vocab_size=12))
+    (tmp_path / "run").mkdir()
+    prepared = prepare(written, config.tokenizer, 256, tmp_path / "run")
+    found = check_prepared(tmp_path / "run", prepared, config, "translation")
+    expected = check_corpus(written, config)
+    assert found.training.pairs.repeated.count == 1
+    assert found.training.pairs.identical.count == 0
+    assert found.overlap is not None
+    assert found.overlap.sources.count == 0
+    assert advise(found) == advise(expected)
+
+
+def test_a_tag_before_sources_hides_no_overlap(
+    files: Callable[..., CorpusFiles], tmp_path: Path
+) -> None:
+    written = files(*GOOD, GOOD[0][:2], GOOD[1][:2])
+    corpora = [
+        CorpusConfig(
+            name="back",
+            source=str(written.source[0]),
+            target=str(written.target[0]),
+            tag="bt",
+        )
+    ]
+    mixture = CorpusFiles.of(corpora, written.dev_source, written.dev_target)
+    config = replace(TINY, corpora=mixture.corpora)
+    (tmp_path / "run").mkdir()
+    prepared = prepare(mixture, config.tokenizer, 256, tmp_path / "run")
+    found = check_prepared(tmp_path / "run", prepared, config, "translation")
+    expected = check_corpus(mixture, config)
+    assert found.overlap is not None
+    assert expected.overlap is not None
+    assert found.overlap.pairs.count == expected.overlap.pairs.count == 2
+    assert advise(found) == advise(expected)
 
 
 def test_a_shared_corpus_gets_advice_too(
