@@ -265,6 +265,35 @@ def test_the_target_language_is_chosen_by_option(several, succeeds, refuses):
     assert into.translate("man 1") == translator.translate(">>fr<< man 1")
 
 
+def test_the_target_language_is_by_default_the_models_own(
+    several, command, succeeds, tmp_path
+):
+    run = several / "run"
+    translator = transduce.load(run, device="cpu")
+    assert translator.target_language == "de"
+    [ids] = translator.source_ids(["man 1"])
+    assert ids[0] == translator.tokenizer.tag_id(">>de<<")
+    assert translator.translate("man 1") == translator.into("de").translate("man 1")
+    for name in ("translate", "sample"):
+        options = (name, run, "--device", "cpu", "--jsonl")
+        found = succeeds(*options, stdin=b"man 1\n>>fr<< man 2\n")
+        assert found == succeeds(*options, stdin=b">>de<< man 1\n>>fr<< man 2\n")
+    (tmp_path / "mono.en").write_text("man 1\nman 2\n")
+    options = (
+        "back-translate",
+        run,
+        "--input",
+        tmp_path / "mono.en",
+        "--device",
+        "cpu",
+    )
+    lines = []
+    for name, more in (("one", ()), ("other", ("--target-language", "de"))):
+        command(*options, *more, "--out", tmp_path / name)  # all may be useless
+        lines.append((tmp_path / name / "translations.jsonl").read_text())
+    assert lines[0] == lines[1] != ""
+
+
 def test_scores_are_of_the_chosen_language(several, succeeds):
     files = ("--source", several / "fr.en", "--target", several / "fr.fr")
     options = ("score", several / "run", *files, "--device", "cpu")

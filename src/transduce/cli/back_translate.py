@@ -74,8 +74,8 @@ def back_translate(
     ensemble
         Further models; each token is chosen by the mean of all models' probabilities.
     target_language
-        Language to translate into, of a model with several target languages; by default
-        that of its dev corpus.
+        Language to translate into, of a model with several target languages. By default
+        the model's own.
     input
         Text files, one sentence per line, plain or gzip. Every different line is
         translated once.

@@ -135,7 +135,8 @@ def translate(
         default is 1, whatever the model's settings.
     target_language
         Language to translate into, of a model with several target languages: its tag,
-        such as >>de<<, is put before each line that does not begin with one.
+        such as >>de<<, is put before each line that does not begin with one. By default
+        the model's own.
     tag
         Tag of a corpus of the training, such as bt for <bt>, before each line.
     jsonl

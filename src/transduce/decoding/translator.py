@@ -939,7 +939,9 @@ def load(
         there are many sentences. Only under Linux and on a CPU. None: one for each
         core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     target_language
-        Language to translate into, of a model with several (`Translator.into`).
+        Language to translate into, of a model with several (`Translator.into`). By
+        default the model's own, if it has one; a source without a tag is unlike any in
+        its training.
     tag
         Tag of a corpus before each source (`Translator.with_tag`).
 
@@ -959,4 +961,14 @@ def load(
     translator = Translator(first, on, *rest, precision=precision, num_processes=number)
     if target_language is not None:
         translator = translator.into(target_language)
+    else:
+        translator.language_tag = _own_language_tag(translator)
     return translator if tag is None else translator.with_tag(tag)
+
+
+def _own_language_tag(translator: Translator) -> str:
+    """Return the tag of a model's own target language; empty without one."""
+    own, tags = translator.target_language, translator.tokenizer.language_tags
+    if own is None or best_match(own, languages_of(tags)) is None:
+        return ""
+    return find_language_tag(own, tags)

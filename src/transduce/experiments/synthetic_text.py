@@ -626,8 +626,8 @@ def back_translate(
     ensemble
         Further models, whose probabilities are averaged with those of the first.
     target_language
-        Language to translate into, of a model with several target languages; by
-        default its own, as `Translator.target_language`.
+        Language to translate into, of a model with several target languages. By default
+        the model's own.
     sampling
         Settings of sampling (Edunov et al., 2018); by default beam search.
     search
@@ -679,8 +679,6 @@ def back_translate(
     )
     try:
         require_translation(translator)
-        if target_language is None and translator.target_languages:
-            target_language = translator.target_language  # that of its dev corpus
         if target_language is not None:
             translator = translator.into(target_language)
         return _back_translate(
