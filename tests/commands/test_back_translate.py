@@ -541,3 +541,18 @@ def test_a_model_of_several_languages_translates_into_its_own_by_default(
     assert [each["output"] for each in records()] == [
         each.text for each in german.translate(different)
     ]
+
+
+def test_a_line_that_is_too_long_with_its_tag_is_named_as_such(
+    tagged_checkpoint: Checkpoint, command: Callable[..., Any]
+) -> None:
+    model = Path("several")
+    save_model(tagged_checkpoint, model)
+    longest = " ".join(["two"] * 250)
+    assert len(tagged_checkpoint.tokenizer.encode(longest)) == 250
+    Path("long.en").write_text(f"{longest}\n{longest[:-4]}\n")
+    given = ("--input", "long.en", "--out", "out", "--target-language", "fr")
+    command("back-translate", model, *given)
+    over, under = (each["dropped"] for each in records())
+    assert over == "too-long"
+    assert under != "too-long"

@@ -336,7 +336,8 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
-    longest = longest_source(translator)
+    # The tag of the target language takes a place, too.
+    longest = longest_source(translator) - bool(translator.language_tag)
     rules = OutputRules(
         generation.max_ratio,
         translator.source_language,
