@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)
 
 MAX_SLICED = 64
-"""Maximum number of waiting requests whose work runs in slices."""
+"""Maximum number of waiting requests that are other work than a search."""
 MAX_TIMEOUT_S = 86_400.0
 STUCK_AFTER_S = 5.0
 """Seconds after which abandoned work that still runs counts as stuck."""
@@ -142,6 +142,8 @@ class _Slices:
     slices: Callable[[], Iterator[Any]]
     """Function that returns an iterator; each of its items is the result of a slice."""
     deadline: Deadline
+    is_new: bool
+    """Whether it is a request of its own, and not the rest of an accepted one."""
     future: Future[Any] = field(default_factory=Future)
     has_begun: bool = False
     rest: Iterator[Any] | None = None
@@ -353,11 +355,32 @@ class RequestQueue:
         self, slices: Callable[[], Iterator[Result]], deadline: Deadline | None = None
     ) -> list[Result]:
         """Run work slice by slice, with turns of other requests in between."""
+        return await self._run_slices(slices, deadline, is_new=True)
+
+    async def finish(self, work: Callable[[], Result], deadline: Deadline) -> Result:
+        """Run the rest of an accepted request like `run`, however much work waits.
+
+        To refuse it would waste the search, and break off an answer that has begun.
+        """
+        [found] = await self._run_slices(
+            lambda: (work() for _ in range(1)), deadline, is_new=False
+        )
+        return found
+
+    async def _run_slices(
+        self,
+        slices: Callable[[], Iterator[Result]],
+        deadline: Deadline | None,
+        *,
+        is_new: bool,
+    ) -> list[Result]:
         self._require_own_process()
-        request = _Slices(slices=slices, deadline=deadline or self.deadline())
+        request = _Slices(
+            slices=slices, deadline=deadline or self.deadline(), is_new=is_new
+        )
         with self._changed:
             self._require_open()
-            if sum(isinstance(each, _Slices) for each in self._requests) >= MAX_SLICED:
+            if is_new and self._num_new_slices >= MAX_SLICED:
                 raise BusyError(
                     f"At most {MAX_SLICED} other requests may wait, and the queue is "
                     "full; try again later."
@@ -366,6 +389,11 @@ class RequestQueue:
             self._changed.notify_all()
         request.future.add_done_callback(lambda _: self._remove_slices(request))
         return await asyncio.wrap_future(request.future)
+
+    @property
+    def _num_new_slices(self) -> int:
+        """Number of waiting requests that are other work than a search."""
+        return sum(isinstance(e, _Slices) and e.is_new for e in self._requests)
 
     def close(self) -> None:
         """Accept no more requests, and finish the accepted ones."""

@@ -237,6 +237,32 @@ def test_other_work_waits_its_turn_in_a_bounded_queue(
     assert asyncio.run(ask()) == 65
 
 
+def test_the_rest_of_an_accepted_request_is_never_refused(
+    queue: RequestQueue, gate: Gate
+) -> None:
+    async def ask() -> int:
+        deadline = queue.deadline()
+        rests = [queue.finish(lambda: 1, deadline) for _ in range(70)]
+        tasks = list(map(asyncio.create_task, rests))
+        await asyncio.sleep(0)
+        tasks.append(asyncio.create_task(queue.run(lambda: 1)))  # 70 do not count
+        await asyncio.sleep(0)
+        gate.open()
+        return sum(await asyncio.gather(*tasks))
+
+    assert asyncio.run(ask()) == 71
+
+
+def test_tags_are_placed_even_if_no_other_work_may_wait(
+    queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_queue, "MAX_SLICED", 0)
+    options = DocumentOptions(format="html")
+    texts = ["<b>one</b> two", "<i>three</i>"]
+    found = asyncio.run(translate_documents(queue, texts, options, 0))
+    assert all(tag in each.text for tag, each in zip("bi", found, strict=True))
+
+
 def test_other_work_runs_between_batches(queue: RequestQueue, gate: Gate) -> None:
     async def ask() -> int:
         before = queue.submit(["one"])
