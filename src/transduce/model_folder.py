@@ -51,7 +51,7 @@ from transduce.files import (
 from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.search_config import SearchConfig
-from transduce.settings import apply_mapping, shown
+from transduce.settings import apply_mapping, require_flag, shown
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
 from transduce.text.sentence_pieces import SentencePieceTokenizer
@@ -748,6 +748,7 @@ def quantize(
     RequestError
         The model is no Transformer, or is quantized already.
     """
+    require_flag("overwrite", overwrite)
     source, folder = find_model(Path(model)), Path(out)
     if real_path(folder) == real_path(source):
         raise ConfigError(

@@ -4,7 +4,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -77,6 +77,21 @@ def require_one_of(key: str, value: object, literal: object) -> None:
         )
 
 
+def require_flag(key: str, value: object) -> None:
+    """Raise `ConfigError` unless an argument is true or false.
+
+    The string "no" would count as true.
+    """
+    if type(value).__name__ not in ("bool", "bool_"):  # NumPy has one of its own
+        raise ConfigError(f"`{key}` must be true or false, but is {shown(value)}.")
+
+
+def require_string(key: str, value: object) -> None:
+    """Raise `ConfigError` unless an argument is a string."""
+    if not isinstance(value, str):
+        raise ConfigError(f"`{key}` must be a string, but is {shown(value)}.")
+
+
 def require_rate(key: str, rate: float) -> None:
     """Raise `ConfigError` if a rate is not at least 0 and below 1."""
     if not 0 <= rate < 1:
@@ -115,16 +130,26 @@ def apply_assignments(
     those before. Apart from that their order has no effect, as they are checked
     together. `where` begins the messages of `ConfigError`, as in `apply_mapping`.
     """
-    changes: dict[str, Any] = {}
-    for name, value in assigned_values(assignments):
+    return apply_mapping(config, nested(assigned_values(assignments)), where)
+
+
+def nested(values: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return values by their full names as nested tables; the last of a name counts.
+
+    An empty table changes nothing.
+    """
+    result: dict[str, Any] = {}
+    for name, value in values:
         *tables, last = name.split(".")
-        table = changes
+        table = result
         for each in tables:
             if not isinstance(table.get(each), dict):
                 table[each] = {}
             table = table[each]
-        table[last] = value
-    return apply_mapping(config, changes, where)
+        is_empty = isinstance(value, Mapping) and not value
+        if not is_empty or not isinstance(table.get(last), dict):
+            table[last] = value
+    return result
 
 
 def assigned_values(assignments: Sequence[str]) -> Iterator[tuple[str, Any]]:

@@ -15,6 +15,8 @@ from transduce.checkpoint import load_model
 from transduce.cli import main
 from transduce.errors import ConfigError, DataError, OverwriteError
 from transduce.experiments.dev_corpus import Quality
+from transduce.experiments.presets import PRESETS
+from transduce.experiments.train import with_settings
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -121,7 +123,7 @@ def test_observers_see_each_update(train):
         def finished(self, result: object) -> None: ...
 
     observer = Steps()
-    train(observers=[observer])
+    train(observers=(each for each in [observer]))
     assert observer.steps == [1, 2, 3, 4, 5, 6]
 
 
@@ -135,7 +137,22 @@ def test_observers_see_each_update(train):
         ({"settings": ["training.steps=3"]}, "must be values by their names"),
         ({"settings": {3: 4}}, "must be values by their names"),
         ({"observers": [print]}, r"`RunObserver`, but <built.* lacks `started`"),
+        ({"observers": print}, "must be given as a list, but are given as <built-in"),
+        ({"observers": [dict]}, r"is the class dict; make an object of it: dict\(\)"),
         ({"preset": "parsing-wsj"}, "is for trees"),
+        ({"preset": 3}, "`preset` must be a string, but is 3"),
+        ({"preset": ""}, "There is no preset ``"),
+        ({"source_language": 3}, "`source_language` must be a string, but is 3"),
+        ({"overwrite": "no"}, "`overwrite` must be true or false, but is 'no'"),
+        ({"keep_optimizer": 1}, "`keep_optimizer` must be true or false, but is 1"),
+        (
+            {"dev_source": {"dev.en"}},
+            r"as a list of paths, but are given as {'dev.en'}",
+        ),
+        ({"dev_source": b"dev.en"}, "as a list of paths, but are given as b'dev.en'"),
+        ({"dev_source": 3}, "as a list of paths, but are given as 3"),
+        ({"dev_source": ["dev.en", 3]}, r"are given as \['dev.en', 3\]"),
+        ({"dev_sets": {3: ("a.en", "a.de")}}, "must be pairs of files by their names"),
         ({"dev_source": "dev.en"}, "must be given together"),
         ({"device": "tpu"}, "`device` must be"),
         ({"dev_sets": [("dev.en", "dev.de")]}, "must be pairs of files by their names"),
@@ -144,6 +161,15 @@ def test_observers_see_each_update(train):
 def test_a_wrong_argument_is_a_config_error(train, changes, message):
     with pytest.raises(ConfigError, match=message):
         train(**changes)
+
+
+def test_settings_that_depend_on_each_other_can_be_given_in_any_order():
+    # With one of them alone, embeddings and readout are not equally wide.
+    config = PRESETS["rnnsearch-multi30k"]
+    both = {"model.embedding_width": 16, "model": {"readout_width": 16}}
+    for order in (both, dict(reversed(both.items()))):
+        changed = with_settings(config, order).model
+        assert changed.embedding_width == changed.readout_width == 16
 
 
 def test_languages_are_arguments_or_settings(train, tmp_path):

@@ -13,6 +13,7 @@ from transduce.settings import (
     apply_assignments,
     apply_file,
     apply_mapping,
+    nested,
 )
 
 
@@ -238,6 +239,11 @@ def test_settings_that_depend_on_each_other_can_be_given_in_any_order() -> None:
     for order in (both, both[::-1]):
         changed = apply_assignments(config, order)
         assert changed.model.embedding_width == changed.model.readout_width == 16
+
+
+def test_an_empty_table_changes_nothing() -> None:
+    named = [("a.b", 1), ("a", {}), ("c", {}), ("c.d", 2), ("e", {})]
+    assert nested(named) == {"a": {"b": 1}, "c": {"d": 2}, "e": {}}
 
 
 def test_a_bare_none_is_a_choice_of_that_name() -> None:

@@ -24,7 +24,7 @@ from jaxtyping import UInt64
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.scores import Tokenize
-from transduce.settings import require_one_of
+from transduce.settings import require_one_of, shown
 from transduce.text.corpus import (
     SentencePair,
     aligned_lines,
@@ -268,12 +268,26 @@ class CorpusStatistics:
 
 
 def paths_of(files: Files) -> tuple[Path, ...]:
-    """Return one file, several or none as paths."""
+    """Return one file, several or none as paths; `ConfigError` for anything else."""
     if files is None:
         return ()
     if isinstance(files, str | PathLike):
         return (Path(files),)
-    return tuple(map(Path, files))
+    return tuple(map(Path, _listed(files)))
+
+
+def _listed(files: object) -> list[str | PathLike[str]]:
+    """Return several files in their order, which a set or a mapping has not."""
+    has_order = isinstance(files, Iterable) and not isinstance(
+        files, Mapping | set | frozenset | bytes | bytearray
+    )
+    several = list(files) if has_order else [None]  # type: ignore[call-overload] # it is iterable
+    if not all(isinstance(each, str | PathLike) for each in several):
+        raise ConfigError(
+            "Files must be given as one path or as a list of paths, but are given as "
+            f"{shown(files)}."
+        )
+    return several
 
 
 def require_files(paths: Iterable[Path]) -> None:

@@ -16,7 +16,7 @@ from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError
 from transduce.files import require_new_folder, require_without
-from transduce.settings import require_between
+from transduce.settings import require_between, require_flag
 from transduce.text.languages import LanguagesConfig, require_language
 
 WORST = 0.1
@@ -95,6 +95,7 @@ def clean(
     RequestError
         A process was killed, or a model cannot score, or not in this target language.
     """
+    require_flag("overwrite", overwrite)
     files = CorpusFiles(
         source=paths_of(source),
         target=paths_of(target),

@@ -70,12 +70,12 @@ from transduce.experiments.synthetic_text import (
     translate_text,
     write_kept,
 )
-from transduce.experiments.train import with_settings
+from transduce.experiments.train import checked_observers, with_settings
 from transduce.files import atomic_file, read_json, remove_folder, require_without
 from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
-from transduce.settings import require_between
+from transduce.settings import require_between, require_flag, require_string
 from transduce.text.corpus import SentencePair, read_pairs, read_text, require_text
 from transduce.text.languages import (
     LanguagesConfig,
@@ -292,6 +292,8 @@ def distill(
     CheckpointError
         A teacher is missing or damaged.
     """
+    require_flag("overwrite", overwrite)
+    require_string("preset", preset)
     require_student_preset(preset)
     student = with_settings(preset_named(preset), settings or {})
     require_own_tokenizer(preset, student, vocabulary)
@@ -320,7 +322,7 @@ def distill(
         plan,
         hardware,
         observer or _Silent(),
-        *run_observers,
+        *checked_observers(run_observers),
         teacher=partial(
             load,
             *plan.teachers,

@@ -58,7 +58,7 @@ from transduce.files import (
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.settings import flattened, require_between, shown
+from transduce.settings import flattened, require_between, require_flag, shown
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 from transduce.text.tokenizer import normalize
@@ -660,6 +660,7 @@ def back_translate(
     CheckpointError
         A model is missing or damaged.
     """
+    require_flag("overwrite", overwrite)
     models = (Path(model), *paths_of(ensemble))
     text = InputText(paths=paths_of(inputs))
     require_share("drop_worst", drop_worst)

@@ -1,7 +1,7 @@
 """Training from Python: `transduce.train` and `transduce.resume`."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -37,7 +37,14 @@ from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import precision_of
 from transduce.experiments.start_model import open_start, settings_from
 from transduce.machine import Precision
-from transduce.settings import apply_mapping, shown
+from transduce.settings import (
+    apply_mapping,
+    flattened,
+    nested,
+    require_flag,
+    require_string,
+    shown,
+)
 from transduce.training.trainer import StepReport
 
 File = str | PathLike[str]
@@ -126,8 +133,11 @@ def train(
         dev_source=paths_of(dev_source),
         dev_target=paths_of(dev_target),
     )
-    _require_observers(observers)
-    name = preset or ("base" if start is None else ADAPT)
+    observers = checked_observers(observers)
+    require_flag("overwrite", overwrite)
+    require_flag("keep_optimizer", keep_optimizer)
+    name = ("base" if start is None else ADAPT) if preset is None else preset
+    require_string("preset", name)
     require_task(name, files.task)
     require_start(name, has_start=start is not None)
     if keep_optimizer and start is None:
@@ -141,9 +151,11 @@ def train(
     files = _with_corpora(files, config).with_dev_sets(sets)
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
-    languages = config.languages.given(
-        {"source": source_language, "target": target_language}
-    )
+    given = {"source": source_language, "target": target_language}
+    for side, language in given.items():
+        if language is not None:
+            require_string(f"{side}_language", language)
+    languages = config.languages.given(given)
     config = replace(config, languages=languages)
     hardware = choose_hardware(device, precision, width=config.model.d_model)
     reporter = _Reporter()
@@ -160,20 +172,37 @@ def train(
     return reporter.result()
 
 
-def _require_observers(observers: Sequence[object]) -> None:
-    """Raise `ConfigError` before the run for an observer that lacks a method."""
-    for each in observers:
+def checked_observers(observers: object) -> tuple[RunObserver, ...]:
+    """Return the observers of a run, which may be given as a generator.
+
+    Raises `ConfigError` for one that lacks a method, before the run.
+    """
+    if not isinstance(observers, Iterable):
+        raise ConfigError(
+            f"Observers must be given as a list, but are given as {shown(observers)}; "
+            "put them into a list."
+        )
+    several = tuple(observers)
+    for each in several:
+        if isinstance(each, type):
+            raise ConfigError(
+                f"An observer must be an object, but is the class {each.__name__}; "
+                f"make an object of it: {each.__name__}()."
+            )
         for name in vars(RunObserver):
             if name[0] != "_" and not callable(getattr(each, name, None)):
                 raise ConfigError(
                     "An observer must have all methods of `RunObserver`, but "
                     f"{shown(each)} lacks `{name}`; make it a subclass."
                 )
+    return several
 
 
 def _dev_sets(pairs: object) -> list[DevSet]:
     """Return dev sets; `ConfigError` unless they are pairs of files by name."""
-    if not isinstance(pairs, Mapping):
+    if not isinstance(pairs, Mapping) or not all(
+        isinstance(name, str) for name in pairs
+    ):
         raise ConfigError(
             f"`dev_sets` must be pairs of files by their names, but are {shown(pairs)}."
         )
@@ -208,7 +237,7 @@ def resume(
     `CheckpointError` if the folder holds no run, and `ConfigError` if the run has made
     more updates.
     """
-    _require_observers(observers)
+    observers = checked_observers(observers)
     run = Path(out)
     reporter = _Reporter()
     hardware = choose_hardware(device, precision_of(run))
@@ -289,15 +318,12 @@ def _require_names(settings: object) -> None:
 
 
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
-    """Return the configuration with single settings changed."""
+    """Return the configuration with single settings changed.
+
+    They are checked together, so that their order has no effect.
+    """
     _require_names(settings)
-
-    def change(config: RunConfig) -> RunConfig:
-        for name, value in settings.items():
-            nested = value
-            for part in reversed(name.split(".")):
-                nested = {part: nested}
-            config = apply_mapping(config, nested, where="settings: ")
-        return config
-
-    return changed(config, change)
+    tables = nested(flattened(settings).items())
+    return changed(
+        config, lambda before: apply_mapping(before, tables, where="settings: ")
+    )
