@@ -23,6 +23,11 @@ from transduce.machine import (
 )
 from transduce.settings import require_one_of
 
+if hasattr(os, "register_at_fork"):  # missing on Windows
+    # Threads do not survive a fork, but GCC's OpenMP, with which PyTorch computes,
+    # would wait for them in the new process forever.
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
+
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
 WIDE = 128

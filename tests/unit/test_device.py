@@ -1,6 +1,8 @@
 """The choice of device and precision, and memory figures."""
 
+import os
 import resource
+import signal
 import sys
 import warnings
 from contextlib import nullcontext
@@ -226,3 +228,17 @@ def test_the_peak_memory_can_be_reset():
     return_freed_memory()
     forget_peak_memory(CPU)
     assert peak_memory(CPU) < before - 2**27
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+@pytest.mark.usefixtures("two_threads")
+def test_pytorch_computes_in_a_fork_of_a_process_with_threads() -> None:
+    numbers = torch.ones(2**20)
+    numbers.exp()  # starts a thread, which the fork will lack
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        numbers.exp()
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
