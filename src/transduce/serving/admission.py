@@ -4,6 +4,7 @@ It also reads requests, and answers unexpected failures in JSON.
 """
 
 import asyncio
+import codecs
 import hmac
 import ipaddress
 import json
@@ -506,7 +507,10 @@ def _parsed(
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if body and (kind == JSON or kind.endswith("+json")):
-            return message_type.model_validate_json(body)
+            # A byte order mark, which RFC 8259 lets a reader ignore, as some clients
+            # of Windows send it.
+            text = body.removeprefix(codecs.BOM_UTF8)
+            return message_type.model_validate_json(text)
         fields = _Fields()
         fields.read(request.url.query)
         if body and kind == FORM:

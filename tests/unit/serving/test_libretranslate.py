@@ -1,5 +1,6 @@
 """Requests as clients of LibreTranslate send them, and answers as they read them."""
 
+import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -238,3 +239,10 @@ def test_the_last_of_repeated_json_fields_is_used(http: RunningServer) -> None:
     body = b'{"q": "one", "q": "two", "source": "en", "target": "de"}'
     expected = http.post("/translate", json.loads(body)).json
     assert http.post("/translate", body).json == expected
+
+
+def test_a_byte_order_mark_before_json_is_ignored(http: RunningServer) -> None:
+    body = json.dumps({"q": "one", "source": "en", "target": "de"}).encode()
+    expected = http.post("/translate", body)
+    assert expected.status == 200
+    assert http.post("/translate", codecs.BOM_UTF8 + body).json == expected.json
