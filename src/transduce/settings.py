@@ -86,6 +86,12 @@ def require_flag(key: str, value: object) -> None:
         raise ConfigError(f"`{key}` must be true or false, but is {shown(value)}.")
 
 
+def require_config(key: str, value: object, kind: type) -> None:
+    """Raise `ConfigError` unless settings are of the class that a function takes."""
+    if not isinstance(value, kind):
+        raise ConfigError(f"`{key}` must be a {kind.__name__}, but is {shown(value)}.")
+
+
 def require_string(key: str, value: object) -> None:
     """Raise `ConfigError` unless an argument is a string."""
     if not isinstance(value, str):

@@ -12,6 +12,7 @@ import pytest
 
 import transduce
 from transduce.data.corpus_files import MARKS, CorpusFiles
+from transduce.errors import ConfigError
 from transduce.experiments.corpus_check import CorpusReport, advise, check_corpus
 from transduce.experiments.presets import PRESETS
 from transduce.grammar.corpus import Grammar
@@ -115,3 +116,11 @@ def test_planted_faults_are_found_and_sound_pairs_are_kept(
     # Of ten pairs, two or three are only half as long or twice as long.
     assert set(lost) <= {"lengths"}
     assert lost.total() <= 3
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_settings_of_another_kind_are_refused(tmp_path):
+    with pytest.raises(
+        ConfigError, match="`config` must be a CleaningConfig, but is {"
+    ):
+        transduce.clean("my.en", "my.de", tmp_path / "out", config={"loops": False})

@@ -16,7 +16,7 @@ from hashlib import blake2b, sha256
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from jaxtyping import UInt64
@@ -278,10 +278,11 @@ def paths_of(files: Files) -> tuple[Path, ...]:
 
 def _listed(files: object) -> list[str | PathLike[str]]:
     """Return several files in their order, which a set or a mapping has not."""
-    has_order = isinstance(files, Iterable) and not isinstance(
+    several: list[Any] = [None]
+    if isinstance(files, Iterable) and not isinstance(
         files, Mapping | set | frozenset | bytes | bytearray
-    )
-    several = list(files) if has_order else [None]  # type: ignore[call-overload] # it is iterable
+    ):
+        several = list(files)
     if not all(isinstance(each, str | PathLike) for each in several):
         raise ConfigError(
             "Files must be given as one path or as a list of paths, but are given as "

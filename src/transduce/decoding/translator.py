@@ -71,7 +71,6 @@ from transduce.decoding.translations import (
     with_best,
 )
 from transduce.errors import (
-    ConfigError,
     RequestError,
     TransduceWarning,
     counted,
@@ -83,7 +82,7 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.processes import require_number_of_processes
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
-from transduce.settings import require_one_of, shown
+from transduce.settings import require_config, require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
 from transduce.text.languages import best_match
 from transduce.text.shortlist import Shortlist
@@ -485,7 +484,7 @@ class Translator:
         require_translation(self)
         require_lists(sources, () if prefixes is None else prefixes)
         config = self.search.given({}) if config is None else config
-        _require_config(config, SearchConfig)
+        require_config("config", config, SearchConfig)
         require_possible_bad_words(config, self.tokenizer)
         config = with_available_shortlist(config, self.shortlist)
         if config.shortlist and prefixes is not None:
@@ -562,7 +561,7 @@ class Translator:
         """Draw translations like `sample` for a stream of sentences, in order."""
         require_translation(self)
         require_lists(sources)
-        _require_config(config, SamplingConfig)
+        require_config("config", config, SamplingConfig)
         self._require_memory_for(config.number)
         search = _PartSearch(
             start=partial(_start_sampling, config=config), group_size=config.number
@@ -802,14 +801,6 @@ def _require_string(name: str, value: object) -> None:
     """Raise `RequestError` unless an argument is a string."""
     if not isinstance(value, str):
         raise RequestError(f"`{name}` must be a string, but is {shown(value)}.")
-
-
-def _require_config(config: object, kind: type) -> None:
-    """Raise `ConfigError` unless settings are of the class that the method takes."""
-    if not isinstance(config, kind):
-        raise ConfigError(
-            f"`config` must be a {kind.__name__}, but is {shown(config)}."
-        )
 
 
 def require_translation(translator: Translator) -> None:

@@ -16,7 +16,7 @@ from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError
 from transduce.files import require_new_folder, require_without
-from transduce.settings import require_between, require_flag
+from transduce.settings import require_between, require_config, require_flag
 from transduce.text.languages import LanguagesConfig, require_language
 
 WORST = 0.1
@@ -96,6 +96,8 @@ def clean(
         A process was killed, or a model cannot score, or not in this target language.
     """
     require_flag("overwrite", overwrite)
+    if config is not None:
+        require_config("config", config, CleaningConfig)
     files = CorpusFiles(
         source=paths_of(source),
         target=paths_of(target),

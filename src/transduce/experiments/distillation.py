@@ -75,7 +75,14 @@ from transduce.files import atomic_file, read_json, remove_folder, require_witho
 from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
-from transduce.settings import require_between, require_flag, require_string
+from transduce.settings import (
+    require_between,
+    require_config,
+    require_flag,
+    require_one_of,
+    require_string,
+    shown,
+)
 from transduce.text.corpus import SentencePair, read_pairs, read_text, require_text
 from transduce.text.languages import (
     LanguagesConfig,
@@ -294,6 +301,9 @@ def distill(
     """
     require_flag("overwrite", overwrite)
     require_string("preset", preset)
+    require_one_of("vocabulary", vocabulary, Vocabulary)
+    if search is not None:
+        require_config("search", search, SearchConfig)
     require_student_preset(preset)
     student = with_settings(preset_named(preset), settings or {})
     require_own_tokenizer(preset, student, vocabulary)
@@ -307,7 +317,7 @@ def distill(
         dev_target=paths_of(dev_target),
         tests=tuple(
             EvaluationText.of(Path(source), Path(reference))
-            for source, reference in tests
+            for source, reference in map(_checked_pair, tests)
         ),
         vocabulary=vocabulary,
         search=search,
@@ -625,6 +635,18 @@ def _student(
     if encoder is not None:
         tokenizer = tokenizer_settings(encoder.tokenizer)
     return replace(plan.student, languages=languages, tokenizer=tokenizer)
+
+
+def _checked_pair(pair: object) -> tuple[str | PathLike[str], str | PathLike[str]]:
+    """Return a pair of files for the report; `ConfigError` for anything else."""
+    if isinstance(pair, tuple | list) and len(pair) == 2:
+        source, reference = pair
+        if isinstance(source, str | PathLike) and isinstance(reference, str | PathLike):
+            return source, reference
+    raise ConfigError(
+        "`tests` must be a list of pairs of files, each a source and its references, "
+        f"but one is {shown(pair)}."
+    )
 
 
 def require_student_preset(name: str) -> None:

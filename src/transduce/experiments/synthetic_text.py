@@ -58,7 +58,13 @@ from transduce.files import (
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.settings import flattened, require_between, require_flag, shown
+from transduce.settings import (
+    flattened,
+    require_between,
+    require_config,
+    require_flag,
+    shown,
+)
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 from transduce.text.tokenizer import normalize
@@ -661,6 +667,10 @@ def back_translate(
         A model is missing or damaged.
     """
     require_flag("overwrite", overwrite)
+    if sampling is not None:
+        require_config("sampling", sampling, SamplingConfig)
+    if search is not None:
+        require_config("search", search, SearchConfig)
     models = (Path(model), *paths_of(ensemble))
     text = InputText(paths=paths_of(inputs))
     require_share("drop_worst", drop_worst)

@@ -1,11 +1,15 @@
-"""Settings of a distillation that an earlier command recorded."""
+"""Settings of a distillation: wrong ones, and those of an earlier command."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+import transduce
+from transduce.errors import ConfigError
 from transduce.experiments.distillation import students_hardware
 from transduce.machine import Precision
 
@@ -25,3 +29,28 @@ def test_a_student_keeps_its_precision_unless_another_is_requested(
     (tmp_path / "settings.json").write_text(json.dumps(record))
     chosen = students_hardware(tmp_path, "cpu", requested, 64)
     assert chosen.precision == precision
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocabulary": "x"}, '`vocabulary` must be "teacher" or "new", but is "x".'),
+        (
+            {"search": {"beam_size": 2}},
+            "`search` must be a SearchConfig, but is {'beam",
+        ),
+        ({"tests": ("t.en", "t.de")}, "list of pairs of files, each a source and its"),
+        ({"tests": [("t.en", 3)]}, "but one is ('t.en', 3)."),
+        ({"run_observers": print}, "Observers must be given as a list"),
+        ({"overwrite": "no"}, "`overwrite` must be true or false, but is 'no'."),
+        ({"preset": 3}, "`preset` must be a string, but is 3."),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_wrong_argument_is_a_config_error(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        transduce.distill("teacher", "my.en", tmp_path / "out", device="cpu", **changes)
+    assert not list(tmp_path.iterdir())

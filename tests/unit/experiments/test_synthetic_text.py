@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import transduce
 from transduce.decoding.translations import TranslationHypothesis
-from transduce.errors import DataError, TransduceWarning
+from transduce.errors import ConfigError, DataError, TransduceWarning
 from transduce.experiments.synthetic_text import (
     InputText,
     OutputRules,
@@ -161,3 +162,14 @@ def test_a_repeated_line_is_translated_once_with_its_first_reference(
     assert alone.digest != figures.digest
     source.write_text("Gr\u00fc\u00dfe\nGru\u0308\u00dfe\n1\n2\n3\n")
     assert InputText(paths=[source]).figures().repeated == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("search", "SearchConfig"), ("sampling", "SamplingConfig")]
+)
+@pytest.mark.usefixtures("unchecked_types")
+def test_settings_of_another_kind_are_refused(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"`{name}` must be a {kind}, but is {{'a"):
+        transduce.back_translate("model", "my.de", tmp_path / "out", **{name: {"a": 1}})
