@@ -26,6 +26,7 @@ from transduce.native import Work, check, ffi, library, pointer, require_free
 from transduce.processes import call_interruptibly
 from transduce.settings import shown
 from transduce.text.corpus import SentencePair
+from transduce.text.sentence_pieces import SURROGATE
 from transduce.text.tokenizer import WordTokenizer
 
 ITERATIONS = 5
@@ -418,6 +419,11 @@ class WordDictionary:
             words = content.get("words")
             if not isinstance(words, dict) or set(map(type, words.values())) - {str}:
                 raise ValueError("its `words` must have a string for each word")
+            for word, translation in words.items():
+                if SURROGATE.search(translation):
+                    raise ValueError(
+                        f"the translation of {shown(word)} has half a character"
+                    )
         except (OSError, ValueError) as error:
             raise CheckpointError(
                 f"{path}: the dictionary is damaged ({reason(error)}); restore the "

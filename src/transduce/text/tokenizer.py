@@ -117,7 +117,7 @@ FOREIGN_PARTS = (
 """Parts of the library's tokenizers that this package never writes."""
 FOREIGN_OPTIONS = (
     "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback",
-    "fuse_unk",
+    "fuse_unk", "ignore_merges",
 )  # fmt: skip
 """Options of the library's models that this package never sets."""
 SAMPLES = ("", "a", "Ein Satz, 1 é \u4e2d \U0001f600")
@@ -159,10 +159,9 @@ class SubwordTokenizer:
     def __init__(self, library: tokenizers.Tokenizer) -> None:
         """Wrap a tokenizer of the library.
 
-        Raises `ValueError` if its word pattern is not one of this package.
+        Raises `ValueError` if it does not cut text into words as this package does.
         """
-        if library.pre_tokenizer is not None:
-            _require_known_words(library.pre_tokenizer)
+        _require_known_words(library.pre_tokenizer)
         vocabulary = library.get_vocab(with_added_tokens=False)
         self._library = library
         self._known: dict[str, list[int]] = {}
@@ -475,6 +474,8 @@ def _from_text(text: str) -> Tokenizer:
     if content["model"]["type"] == "WordLevel":
         if [library.id_to_token(i) for i in UNKNOWN_IDS] != [*UNKNOWN_PIECES]:
             raise ValueError("its pieces of unknown words are missing")
+        if content["model"].get("unk_token") != UNKNOWN_PIECES[0]:
+            raise ValueError("`model.unk_token` must be its piece of unknown words")
         return WordTokenizer(library)
     if not all(library.token_to_id(piece) is not None for piece in BYTE_PIECES):
         raise ValueError("it must have a piece for each byte, but some are missing")
@@ -707,17 +708,25 @@ def _words(kind: TokenizerKind) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Split(Regex(word_pattern(kind)), behavior="isolated")
 
 
-def _require_known_words(words: pre_tokenizers.PreTokenizer) -> None:
+def _require_known_words(words: pre_tokenizers.PreTokenizer | None) -> None:
     """Raise `ValueError` unless words are cut by a pattern known to take linear time.
 
     Another pattern may take exponential time, and nothing can interrupt its matching.
+    Words that are cut in another way by a known pattern, or not at all, have other
+    pieces than those that the model has learned.
     """
+    if words is None:
+        raise ValueError("it has no `pre_tokenizer`, which cuts text into words")
     patterns = (word_pattern("bpe"), word_pattern("word-piece"), *EARLIER_WORD_PATTERNS)
     known = [{"Regex": pattern} for pattern in patterns]
     state = json.loads(words.__getstate__())
     if state.get("type") != "Split" or state.get("pattern") not in known:
         raise ValueError(
             "its `pre_tokenizer` is not one that transduce writes, and might not end"
+        )
+    if state.get("behavior") != "Isolated" or state.get("invert"):
+        raise ValueError(
+            "its `pre_tokenizer` cuts text in another way than transduce does"
         )
 
 

@@ -66,7 +66,14 @@ def test_a_saved_dictionary_is_loaded_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "[]", '{"format": 2, "words": {}}', '{"format": 1, "words": {"a": 1}}'],
+    [
+        "",
+        "[]",
+        '{"format": 2, "words": {}}',
+        '{"format": 1, "words": {"a": 1}}',
+        # Half of a surrogate pair, which no output could hold.
+        '{"format": 1, "words": {"a": "\\ud800"}}',
+    ],
 )
 def test_a_damaged_dictionary_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "dictionary.json"

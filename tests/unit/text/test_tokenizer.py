@@ -590,6 +590,37 @@ def test_a_pattern_that_might_not_end_is_refused(words, tmp_path):
         load_tokenizer(tmp_path / "tokenizer.json")
 
 
+@pytest.mark.parametrize("kind", get_args(TokenizerKind))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content.pop("pre_tokenizer"), "it has no `pre_tokenizer`"),
+        (
+            lambda content: content["pre_tokenizer"].update(invert=True),
+            "cuts text in another way",
+        ),
+        (
+            lambda content: content["pre_tokenizer"].update(behavior="Removed"),
+            "cuts text in another way",
+        ),
+        (
+            lambda content: content["model"].update(ignore_merges=True),
+            "no `model.ignore_merges`",
+        ),
+    ],
+    ids=["no words", "inverted", "removed", "merges ignored"],
+)
+def test_a_file_that_cuts_text_otherwise_is_refused(kind, change, message, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    lines = ["the dog runs", "der Hund läuft"]
+    tokenizer = learn_tokenizer(lines, TokenizerConfig(kind=kind, vocab_size=300))
+    content = json.loads(tokenizer.json())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        load_tokenizer(path)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_are_split_in_linear_time(kind):
     """The regex engine gives up after ten million steps, which other patterns take."""

@@ -114,6 +114,15 @@ def test_a_file_without_the_pieces_of_unknown_words_is_refused(tmp_path: Path) -
         load_tokenizer(path)
 
 
+def test_a_file_with_another_piece_for_unknown_words_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(learned().json())
+    content["model"]["unk_token"] = "</s>"
+    path.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="`model.unk_token` must be its piece"):
+        load_tokenizer(path)
+
+
 def test_a_script_without_spaces_is_refused() -> None:
     with pytest.raises(ConfigError, match="must have text with spaces between words"):
         learned(corpus=("我们在这里测试没有学过的汉字", "The cat sat."))
