@@ -661,16 +661,27 @@ def _read(folder: Path, inputs: _Inputs) -> PreparedCorpus | None:
             WordDictionary.load(folder / DICTIONARY_FILE)
         return PreparedCorpus(
             key=record["key"],
-            training=PairCounts(**record["training"]),
-            dev=record["dev"] and PairCounts(**record["dev"]),
+            training=_pair_counts(record["training"]),
+            dev=record["dev"] and _pair_counts(record["dev"]),
             vocab_size=record["vocab_size"],
             target_vocab_size=inputs.target_vocab_size,
             corpora=_corpora_of(record, [corpus.name for corpus in inputs.corpora]),
         )
     except AccessError:
         raise  # it may be sound, and another one would be prepared
-    except (OSError, ValueError, LookupError, TypeError, TransduceError):
+    except (
+        *(OSError, ValueError, LookupError, TypeError, AttributeError),
+        TransduceError,
+    ):
         return None
+
+
+def _pair_counts(counts: Mapping[str, Any]) -> PairCounts:
+    """Return the counts of a record; `TypeError` or `ValueError` if damaged."""
+    found = PairCounts(**counts)
+    if not all(type(n) is int and n >= 0 for n in counts.values()):
+        raise ValueError
+    return found
 
 
 def _corpora_of(
@@ -681,11 +692,10 @@ def _corpora_of(
     Raises `AttributeError`, `TypeError` or `ValueError` if they are damaged.
     """
     corpora = {
-        name: PairCounts(**counts)
+        name: _pair_counts(counts)
         for name, counts in record.get("corpora", {}).items()  # older records lack it
     }
-    kept = [each.kept for each in corpora.values()]
-    if [*corpora] != [*names] or not all(type(n) is int and n > 0 for n in kept):
+    if [*corpora] != [*names] or not all(each.kept for each in corpora.values()):
         raise ValueError
     return corpora
 

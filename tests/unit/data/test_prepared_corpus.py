@@ -231,6 +231,29 @@ def test_a_sibling_run_with_a_damaged_record_is_left_alone(
     assert prepared.shared_with is None
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"corpora": []},
+        {"corpora": {"a": None}},
+        {"training": {"kept": "1", "empty": 0, "overlong": 0}},
+        {"training": {"kept": 1, "empty": -1, "overlong": 0}},
+        {"training": [1, 0, 0]},
+        {"dev": 1},
+    ],
+    ids=str,
+)
+def test_a_sibling_run_with_damaged_counts_is_left_alone(
+    files: CorpusFiles, folder: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    prepare(files, TOKENIZER, MAX_LENGTH, folder)
+    path = folder / prepared_corpus.PREPARATION
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    (second := tmp_path / "second").mkdir()
+    prepared = prepare(files, TOKENIZER, MAX_LENGTH, second, [folder])
+    assert prepared.shared_with is None
+
+
 def test_a_shared_corpus_that_cannot_be_opened_is_not_prepared_anew(
     files: CorpusFiles, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
