@@ -158,6 +158,63 @@ def test_impossible_progress_is_set_aside(
     assert "use another checkpoint" in outcome.out.replace("\n", " ")
 
 
+def test_a_checkpoint_of_another_run_is_set_aside(command, damaged: Path) -> None:
+    newest = sorted((damaged / "checkpoints").iterdir())[-1]
+    config = newest / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "run": "f" * 32}))
+    outcome = command(*resume(damaged), "--set", "training.steps=21")
+    assert outcome.code == 0, outcome.err
+    said = outcome.out.replace("\n", " ")
+    assert f"{newest}: must be of the run that it is in, but is of another run" in said
+    assert (newest.parent / f"damaged-{newest.name}").is_dir()
+    again = json.loads(config.read_text())  # of the same number of updates
+    assert again["run"] == json.loads((damaged / "config.json").read_text())["id"]
+
+
+def test_files_of_another_run_are_refused_and_no_checkpoint_is_changed(
+    refuses, damaged: Path
+) -> None:
+    config, tokenizer = damaged / "config.json", damaged / "tokenizer.json"
+    before = sorted((damaged / "checkpoints").iterdir())
+    text = config.read_text()
+    config.write_text(json.dumps({**json.loads(text), "id": "f" * 32}))
+    message = refuses(*resume(damaged), "--set", "training.steps=21")
+    assert message.startswith(f"{config}: must be of the run whose checkpoints")
+    config.write_text(text)
+    content = json.loads(tokenizer.read_text())
+    ids = content["model"]["vocab"]
+    one, two = (piece for piece, i in ids.items() if i in (270, 271))
+    ids[one], ids[two] = ids[two], ids[one]
+    tokenizer.write_text(json.dumps(content))
+    message = refuses(*resume(damaged), "--set", "training.steps=21")
+    assert message.startswith(f"{tokenizer}: must be the tokenizer of the run's")
+    assert sorted((damaged / "checkpoints").iterdir()) == before
+
+
+def test_the_best_checkpoint_of_another_run_is_left_alone(
+    command, damaged: Path
+) -> None:
+    config = damaged / "best" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "run": "f" * 32}))
+    shutil.rmtree(damaged / "averaged")
+    outcome = command(*resume(damaged))
+    assert outcome.code == 0
+    said = (outcome.out + outcome.err).replace("\n", " ")
+    assert f"{damaged / 'best'}: must be of the run that it is in" in said
+    assert (damaged / "averaged").is_dir()
+
+
+def test_a_checkpoint_under_another_name_is_set_aside(command, damaged: Path) -> None:
+    newest = sorted((damaged / "checkpoints").iterdir())[-1]
+    later = newest.with_name("step-00000030")
+    shutil.copytree(newest, later)
+    outcome = command(*resume(damaged), "--set", "training.steps=21")
+    assert outcome.code == 0, outcome.err
+    said = outcome.out.replace("\n", " ")
+    assert f"{later}: must be of the update in its name, but is of update 20" in said
+    assert not later.exists()
+
+
 @pytest.mark.parametrize(
     "name",
     ["log.jsonl", "config.json", "tokenizer.json", "corpus/dev/source.txt",

@@ -540,7 +540,9 @@ class _RunTraining:
         self._processes = processes
         self._observers = observers if processes.is_first else ()
         self._scoring = DevScoring(folder, self._config, hardware.device)
-        self._checkpoints = RunCheckpoints(folder, self._config, self._set_aside)
+        self._checkpoints = RunCheckpoints(
+            folder, self._config, self._run.tokenizer, self._set_aside
+        )
         self._meter = WaitingMeter()
         self._augmentation: Augmentation | None = None
         self._drawn_at = time.monotonic()

@@ -4,6 +4,7 @@ The final model is the average of the last checkpoints (section 6.1).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -25,10 +26,23 @@ from transduce.checkpoint import (
 from transduce.errors import START_OVER, CheckpointError, VersionError
 from transduce.experiments.dev_corpus import DevScore, DevScoring
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import SAVED, START, RunFolder
+from transduce.experiments.run_folder import (
+    RUN_CONFIG,
+    SAVED,
+    START,
+    RunFolder,
+)
 from transduce.experiments.start_model import first_weights
 from transduce.files import remove_folder
-from transduce.model_folder import AVERAGED, BEST, CHECKPOINTS, newest_first
+from transduce.model_folder import (
+    AVERAGED,
+    BEST,
+    CHECKPOINTS,
+    ModelFolder,
+    newest_first,
+    open_model,
+)
+from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import require_moments
 from transduce.training.trainer import Trainer
@@ -54,11 +68,13 @@ class RunCheckpoints:
         self,
         folder: RunFolder,
         config: RunConfig,
+        tokenizer: Tokenizer,
         set_aside: Callable[[Path, CheckpointError], None],
     ) -> None:
         """`set_aside` is called with each unusable checkpoint, and what is wrong."""
         self._folder = folder
         self._config = config
+        self._tokenizer = tokenizer
         self._set_aside = set_aside
 
     def newest(self) -> TrainingPoint | None:
@@ -90,6 +106,7 @@ class RunCheckpoints:
         Raises `CheckpointError` if all are damaged.
         """
         saved = newest_first(self._folder.path)
+        self._require_own_files(saved)
         num_damaged = 0
         for path in saved:
             try:
@@ -108,9 +125,14 @@ class RunCheckpoints:
             )
 
     def _load(self, checkpoint: Path) -> TrainingPoint:
-        model = load_model(checkpoint).build()
+        model = self._own(checkpoint).build()
         state = load_training_state(checkpoint)
         step = state.progress.step
+        if checkpoint not in (self._folder.checkpoint(step), self._folder.stopped):
+            raise CheckpointError(
+                f"{checkpoint}: must be of the update in its name, but is of update "
+                f"{step:,}; use another checkpoint."
+            )
         require_moments(model, self._config.training, state.tensors, step)
         pairs = state.progress.corpus_pairs
         if pairs and len(pairs) != len(self._config.corpora):
@@ -119,6 +141,40 @@ class RunCheckpoints:
                 "of the run, but does not; use another checkpoint."
             )
         return TrainingPoint(model, state)
+
+    def _require_own_files(self, saved: Sequence[Path]) -> None:
+        """Raise `CheckpointError` if the run's own files are those of another run.
+
+        No checkpoint would fit them, but the checkpoints are not what is wrong.
+        """
+        readable: list[ModelFolder] = []
+        for path in saved:
+            with suppress(CheckpointError):
+                readable.append(open_model(path))
+        own = [model for model in readable if self._is_own(model)]
+        if readable and not own:
+            raise CheckpointError(
+                f"{self._folder.path / RUN_CONFIG}: must be of the run whose "
+                "checkpoints are beside it, but is of another; restore the file."
+            )
+        if own and all(model.tokenizer != self._tokenizer for model in own):
+            raise CheckpointError(
+                f"{self._folder.path / TOKENIZER_FILE}: must be the tokenizer of the "
+                "run's checkpoints, but is another; restore the file, of which each "
+                "checkpoint has a copy."
+            )
+
+    def _is_own(self, model: ModelFolder | Checkpoint) -> bool:
+        """Whether a model is of this run; older versions recorded no run."""
+        run = self._folder.id
+        return None in (model.run, run) or model.run == run
+
+    def _own(self, path: Path) -> Checkpoint:
+        """Load a checkpoint; `CheckpointError` if it is damaged or of another run."""
+        checkpoint = load_model(path)
+        if not self._is_own(checkpoint) or checkpoint.tokenizer != self._tokenizer:
+            raise _of_another_run(path)
+        return checkpoint
 
     def first(self) -> TrainingPoint:
         """Return the model before the first update: new, or that of the start."""
@@ -175,16 +231,24 @@ class RunCheckpoints:
 
     def _averaged(self, path: Path) -> Checkpoint:
         try:
-            return load_model(path)
+            return self._own(path)
         except VersionError:
             raise
         except CheckpointError:
             raise CheckpointError(
                 f"{path}: must be averaged with the other checkpoints, but is missing "
-                "or damaged; the run is trained and stays saved: average the others by "
+                "or damaged, or of another run; the run is trained and stays saved: "
+                "average the others by "
                 "`transduce average CHECKPOINT... --out "
                 f"{self._folder.path / AVERAGED}`."
             ) from None
+
+
+def _of_another_run(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: must be of the run that it is in, but is of another run; use another "
+        "checkpoint."
+    )
 
 
 def last_of_phase(checkpoints: Sequence[Path], training: TrainingConfig) -> list[Path]:
@@ -261,11 +325,14 @@ class FinalModelChoice:
     def _best_alone(self, averaged: Sequence[Checkpoint]) -> DevScore | None:
         """Score the best checkpoint by its own search, to compare it with the average.
 
-        Returns None if it is damaged, if it alone was averaged, or if one of the two is
-        from updates by reward and the other is not.
+        Returns None if it is damaged or of another run, if it alone was averaged, or if
+        one of the two is from updates by reward and the other is not.
         """
+        path, newest = self._folder.path / BEST, averaged[-1]
         try:
-            best = load_model(self._folder.path / BEST)
+            best = load_model(path)
+            if (best.run, best.config) != (newest.run, newest.config):
+                raise _of_another_run(path)
         except CheckpointError as error:
             self._warn(
                 f"{error} Keeping the average: the best checkpoint could not be read."
