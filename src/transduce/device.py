@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Literal
 
 import torch
@@ -22,11 +23,6 @@ from transduce.machine import (
     respect_cpu_quota,
 )
 from transduce.settings import require_one_of
-
-if hasattr(os, "register_at_fork"):  # missing on Windows
-    # Threads do not survive a fork, but GCC's OpenMP, with which PyTorch computes,
-    # would wait for them in the new process forever.
-    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -231,3 +227,14 @@ def is_good_at_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     # Without these instructions bf16 is emulated, several times slower than fp32.
     return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+@cache
+def keep_forks_usable() -> None:
+    """Let PyTorch compute in each later fork of this process, there in one thread.
+
+    Threads do not survive a fork, but GCC's OpenMP, with which PyTorch computes under
+    Linux, would wait for them in the new process forever.
+    """
+    if hasattr(os, "register_at_fork"):  # missing on Windows
+        os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))

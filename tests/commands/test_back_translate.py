@@ -541,6 +541,13 @@ def test_a_model_of_several_languages_translates_into_its_own_by_default(
     assert [each["output"] for each in records()] == [
         each.text for each in german.translate(different)
     ]
+    # An earlier version put no tag before the lines.
+    settings = Path("out/settings.json")
+    content = json.loads(settings.read_text("utf-8"))
+    assert content["back-translation"].pop("tag") == ">>de<<"
+    settings.write_text(json.dumps(content), encoding="utf-8")
+    outcome = command("back-translate", "several", "--input", mono, *options)
+    assert outcome.err.startswith("transduce: out: was begun ")
 
 
 def test_a_line_that_is_too_long_with_its_tag_is_named_as_such(
@@ -550,9 +557,9 @@ def test_a_line_that_is_too_long_with_its_tag_is_named_as_such(
     save_model(tagged_checkpoint, model)
     longest = " ".join(["two"] * 250)
     assert len(tagged_checkpoint.tokenizer.encode(longest)) == 250
-    Path("long.en").write_text(f"{longest}\n{longest[:-4]}\n")
+    lines = (longest, longest[:-4], f">>fr<< {longest}", f">>fr<< {longest[:-4]}")
+    Path("long.en").write_text("\n".join(lines) + "\n")
     given = ("--input", "long.en", "--out", "out", "--target-language", "fr")
     command("back-translate", model, *given)
-    over, under = (each["dropped"] for each in records())
-    assert over == "too-long"
-    assert under != "too-long"
+    reasons = [each["dropped"] == "too-long" for each in records()]
+    assert reasons == [True, False, True, False]

@@ -279,14 +279,11 @@ def test_the_target_language_is_by_default_the_models_own(
         found = succeeds(*options, stdin=b"man 1\n>>fr<< man 2\n")
         assert found == succeeds(*options, stdin=b">>de<< man 1\n>>fr<< man 2\n")
     (tmp_path / "mono.en").write_text("man 1\nman 2\n")
-    options = (
-        "back-translate",
-        run,
-        "--input",
-        tmp_path / "mono.en",
-        "--device",
-        "cpu",
-    )
+    given = ("--source", "man 1", "--device", "cpu", "--json")
+    attention = json.loads(succeeds("attention", run, *given))["attention"]
+    assert attention["encoder-decoder"]["keys"][0] == ">>de<<"
+    mono = ("--input", tmp_path / "mono.en", "--device", "cpu")
+    options = ("back-translate", run, *mono)
     lines = []
     for name, more in (("one", ()), ("other", ("--target-language", "de"))):
         command(*options, *more, "--out", tmp_path / name)  # all may be useless

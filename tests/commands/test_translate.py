@@ -623,10 +623,14 @@ def test_coverage_without_a_beam_is_refused(
 
 
 def test_an_ensemble_counts_coverage(succeeds: Callable[..., str], model: Path) -> None:
-    options = ("--coverage-penalty", 0.2)
-    alone = succeeds("translate", model, *options, stdin=LINES)
-    both = ("--ensemble", model, *options)
-    assert succeeds("translate", model, *both, stdin=LINES) == alone
+    def found(*options: object) -> tuple[list[str], list[float]]:
+        given = ("translate", model, "--jsonl", *options)
+        lines = list(map(json.loads, succeeds(*given, stdin=LINES).splitlines()))
+        return [each["text"] for each in lines], [each["score"] for each in lines]
+
+    alone = found("--coverage-penalty", 0.2)
+    both = found("--coverage-penalty", 0.2, "--ensemble", model)
+    assert both == (alone[0], pytest.approx(alone[1], abs=1e-5))
 
 
 def test_a_termination_leaves_no_partial_output(model: Path, tmp_path: Path) -> None:

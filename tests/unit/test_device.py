@@ -11,19 +11,21 @@ from pathlib import Path
 import pytest
 import torch
 
+from transduce.decoding.torch_model import prepare_model
 from transduce.device import (
     Hardware,
     choose_hardware,
     forget_peak_memory,
+    keep_forks_usable,
     peak_memory,
     torch_defaults,
     used_memory,
     warn_if_emulated,
 )
 from transduce.errors import ConfigError, RequestError, TransduceWarning
-from transduce.machine import (
-    return_freed_memory,
-)
+from transduce.machine import return_freed_memory
+from transduce.model.config import ModelConfig
+from transduce.model.transformer import Transformer
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -234,11 +236,23 @@ def test_the_peak_memory_can_be_reset():
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.usefixtures("two_threads")
 def test_pytorch_computes_in_a_fork_of_a_process_with_threads() -> None:
+    keep_forks_usable()
     numbers = torch.ones(2**20)
     numbers.exp()  # starts a thread, which the fork will lack
     child = os.fork()
     if child == 0:
         signal.alarm(60)
         numbers.exp()
-        os._exit(0)
-    assert os.waitpid(child, 0) == (child, 0)
+        os._exit(torch.get_num_threads())
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 1
+
+
+def test_forks_stay_usable_once_a_model_is_prepared_for_pytorch(
+    tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[str] = []
+    name = "transduce.decoding.torch_model.keep_forks_usable"
+    monkeypatch.setattr(name, lambda: kept.append("decoding"))
+    prepare_model(Transformer(tiny), "fp32", CPU)
+    assert kept == ["decoding"]

@@ -566,13 +566,14 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
         count, _ = argument.token_count()
         values = "a value" if count == 1 else counted(count, "value")
         given = len(error.tokens_so_far) or "none"
-        return f"{name} must have {values}, but has {given}{_dashed(name, error)}."
+        remedy = _remedy_for_dash(name, error)
+        return f"{name} must have {values}, but has {given}{remedy}."
     mistyped = get_close_matches(name, error.unused_tokens or (), n=1, cutoff=0.6)
     instead = f", but {mistyped[0]} is given instead" if mistyped else ""
     return f"{name} must be given{instead}."
 
 
-def _dashed(name: str, error: CycloptsError) -> str:
+def _remedy_for_dash(name: str, error: CycloptsError) -> str:
     """Return a remedy if the word after an option begins with a dash.
 
     A name of a file may, but is taken for an option.

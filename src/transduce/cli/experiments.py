@@ -55,7 +55,7 @@ def refuse_contradictory(
         try:
             refuse_contradictions(config, files)
         except ConfigError as error:
-            raise _named(row, error) from None
+            raise _with_row(row, error) from None
 
 
 def require_possible(
@@ -71,7 +71,7 @@ def require_possible(
         try:
             resolved(run.config, files, hardware, None, None)
         except ConfigError as error:
-            raise _named(row, error) from None
+            raise _with_row(row, error) from None
 
 
 def _expected_files(corpus: NamedCorpus) -> CorpusFiles:
@@ -82,7 +82,7 @@ def _expected_files(corpus: NamedCorpus) -> CorpusFiles:
     )
 
 
-def _named(row: str, error: ConfigError) -> ConfigError:
+def _with_row(row: str, error: ConfigError) -> ConfigError:
     """Return an error with the name of the row that it is about."""
     return ConfigError(f"{row}: {error}")
 

@@ -66,8 +66,9 @@ def require_new(
 
 
 def require_one_standard_output(outputs: Iterable[Path | None]) -> None:
-    """Raise `ConfigError` if `-` stands for several outputs, which would be mixed."""
-    if sum(each == STANDARD_OUTPUT for each in outputs) > 1:
+    """Raise `ConfigError` if standard output stands for several outputs."""
+    named = [each for each in outputs if each is not None and str(each) != os.devnull]
+    if sum(map(is_standard_output, named)) > 1:
         raise ConfigError(
             "Standard output must stand for one output, but stands for several, which "
             "would be mixed; name a file for one of them."

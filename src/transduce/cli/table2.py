@@ -179,9 +179,12 @@ def _possible_sizes(corpus: NamedCorpus | CorpusFiles, size: Size) -> list[Size]
 
 
 def _require_possible(
-    corpus: NamedCorpus | CorpusFiles, options: TrainedOptions
+    out: Path, corpus: NamedCorpus | CorpusFiles, options: TrainedOptions
 ) -> None:
-    """Raise `ConfigError` if no size that the corpus may need has valid settings."""
+    """Raise `ConfigError` if no size that the corpus may need has valid settings.
+
+    Systems whose training has begun are not checked again.
+    """
     refuse_settings(
         options.settings, {**SEEDED, "model": "use --size, --scale and --match"}
     )
@@ -192,7 +195,9 @@ def _require_possible(
     for size in possible:
         try:
             configs = _system_configs(options, size)
-            refuse_contradictory({k: each for k, (_, each) in configs.items()}, corpus)
+            runs = system_runs(out, configs, options.seeds, ())
+            new = {run.row: run.config for run in runs if not run.has_begun}
+            refuse_contradictory(new, corpus)
         except ConfigError as error:
             faults.append(error)
     if len(faults) == len(possible):
@@ -247,7 +252,7 @@ def train_systems(
     precision = kept_precision(options.precision, recorded)
     hardware = choose_hardware(options.device, precision, width=width)
     slots = make_slots(options.device, options.parallel)
-    _require_possible(corpus, options)
+    _require_possible(out, corpus, options)
     tests = _read_tests(test, corpus)
     refuse_other_contents(out, TABLE2_RECORD, "a training of Table 2")
     with locked(out) as lock:

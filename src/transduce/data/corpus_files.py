@@ -277,7 +277,7 @@ def paths_of(files: Files) -> tuple[Path, ...]:
 
 
 def _listed(files: object) -> list[str | PathLike[str]]:
-    """Return several files in their order, which a set or a mapping has not."""
+    """Return files in their order; sets and mappings, which have none, are refused."""
     several: list[Any] = [None]
     if isinstance(files, Iterable) and not isinstance(
         files, Mapping | set | frozenset | bytes | bytearray

@@ -29,7 +29,11 @@ from transduce.decoding.torch_decoder import (
     TorchDecoder,
     plain_linear,
 )
-from transduce.device import is_good_at_bf16, warn_if_emulated
+from transduce.device import (
+    is_good_at_bf16,
+    keep_forks_usable,
+    warn_if_emulated,
+)
 from transduce.errors import RequestError, TransduceWarning
 from transduce.machine import processor_flags
 from transduce.metrics.scores import TargetScore
@@ -169,6 +173,7 @@ def prepare_model(
     Raises `RequestError` if the device cannot decode in this precision, and warns
     (`TransduceWarning`) if it emulates it.
     """
+    keep_forks_usable()
     model = fuse(model)
     if precision == "int8":
         return _in_int8(model, device)

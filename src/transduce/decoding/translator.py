@@ -142,7 +142,7 @@ class Translator:
 
     language_tag: str = ""
     """Tag of a target language before each source, such as >>de<<; empty for none. See
-    `into`."""
+    `load` and `into`."""
     corpus_tag: str = ""
     """Tag of a corpus before each source, such as `<bt>`; empty for none. See
     `with_tag`."""
@@ -672,7 +672,7 @@ class Translator:
         return Parser(self, self.symbols, self._run)
 
     def source_ids(self, sources: Sequence[str]) -> list[list[int]]:
-        """Encode sources, with the tags that `into` and `with_tag` have set.
+        """Encode sources, with the tags that `load`, `into` and `with_tag` have set.
 
         Raises `RequestError` if they are a single string.
         """
@@ -688,7 +688,7 @@ class Translator:
             self._pool.close()
 
     def _tagged(self, source: str) -> str:
-        """Return a source with the tag of the target language that `into` has set."""
+        """Return a source with the tag of the translator's target language."""
         return tagged(source, self.language_tag, self.tokenizer)
 
     def _run(

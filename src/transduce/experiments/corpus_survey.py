@@ -480,7 +480,7 @@ def survey_corpora(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialIds:
-    """Ids of a prepared corpus that are not the text of a pair alone."""
+    """Ids of a prepared corpus that do not identify a text: tags and unknown words."""
 
     tags: Sequence[int] = ()
     """Tags before sources, which are no part of the text."""

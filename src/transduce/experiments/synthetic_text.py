@@ -67,7 +67,7 @@ from transduce.settings import (
 )
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
-from transduce.text.tokenizer import normalize
+from transduce.text.tokenizer import normalize, tagged
 
 FORMAT = 2
 """Format of the record of settings."""
@@ -102,7 +102,8 @@ REASONS = (
     *("too-long", "empty", "cut-off", "length-ratio", *CLEANING_RULES, "low-score"),
 )
 """Reasons why a pair is dropped. `too-long` is an input of more than 250 tokens, or 600
-of a vocabulary of characters, which is not translated; `cut-off` a translation that has
+of a vocabulary of characters, with the tag of its target language, which is not
+translated; `cut-off` a translation that has
 not ended at the length limit."""
 COUNTED = ("kept", *REASONS)
 """Kinds of pairs that `write_kept` counts."""
@@ -342,8 +343,7 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
-    # The tag of the target language takes a place, too.
-    longest = longest_source(translator) - bool(translator.language_tag)
+    longest, tokenizer = longest_source(translator), translator.tokenizer
     rules = OutputRules(
         generation.max_ratio,
         translator.source_language,
@@ -353,7 +353,9 @@ def translate_text(
 
     def sources() -> Iterator[str]:
         for line in islice(text.lines(), done, None):
-            [source] = translator.tokenizer.encode_sources([line.text])
+            # The tag of the target language takes a place, too.
+            text_with_tag = tagged(line.text, translator.language_tag, tokenizer)
+            [source] = tokenizer.encode_sources([text_with_tag])
             waiting.append((line, source))
             yield line.text if len(source) <= longest else ""
 
@@ -691,14 +693,18 @@ def back_translate(
     )
     try:
         require_translation(translator)
+        own = {"tag": translator.language_tag} if translator.language_tag else {}
         if target_language is not None:
-            translator = translator.into(target_language)
+            translator, own = translator.into(target_language), {}
         return _back_translate(
             models,
             text,
             Path(out),
             translator,
             decoding=sampling or search or translator.search.given({}),
+            # Earlier versions put no tag of the model's own language: what they have
+            # begun is not continued with one.
+            by_default=own,
             max_ratio=max_ratio,
             drop_worst=drop_worst,
             overwrite=overwrite,
@@ -715,6 +721,7 @@ def _back_translate(
     translator: Translator,
     *,
     decoding: SearchConfig | SamplingConfig,
+    by_default: Mapping[str, str],
     max_ratio: float,
     drop_worst: float,
     overwrite: bool,
@@ -731,6 +738,7 @@ def _back_translate(
             "models": [model_sum(each) for each in models],
             "input": figures.digest,
             **generation_settings(generation, translator),
+            **by_default,
         }
     }
 

@@ -594,12 +594,12 @@ def _results(table: TrainedTable2) -> tuple[Part, ...]:
         TRAINED_PROTOCOL,
         MATCHED[table.match],
         results,
-        *_mismatched(table),
+        *_size_mismatches(table),
         *_diverged(table.results),
     )
 
 
-def _mismatched(table: TrainedTable2) -> Iterator[str]:
+def _size_mismatches(table: TrainedTable2) -> Iterator[str]:
     """Yield a sentence on systems that are not of the reference's size after all.
 
     Sizes are matched by the settings, before the vocabularies are learned.

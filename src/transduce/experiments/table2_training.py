@@ -641,7 +641,8 @@ def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:
     """
     folder = RunFolder(run.path)
     updates = folder.log.entries("step", "flops")
-    # Every tenth update is logged, and those by reward cost several times as much.
+    # Every tenth update and the last are logged; those by reward cost several times
+    # as much.
     steps = [0, *(entry["step"] for entry in updates)]
     flops = [0.0, *(float(entry["flops"]) for entry in updates)]
     is_of_words = run.config.tokenizer.kind == "word"

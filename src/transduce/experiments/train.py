@@ -320,7 +320,7 @@ def _require_names(settings: object) -> None:
 def with_settings(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     """Return the configuration with single settings changed.
 
-    They are checked together, so that their order has no effect.
+    They are checked together. If a name comes twice, its last value counts.
     """
     _require_names(settings)
     tables = nested(flattened(settings).items())

@@ -59,7 +59,7 @@ def packed_stack(
     With a memory, whose rows `sources` describes, the layers are a decoder's, and
     self-attention is causal. `weights` has the order of `layer_stack`.
     """
-    has_backward = torch.is_grad_enabled()  # within the function it never is
+    has_backward = torch.is_grad_enabled()  # inside forward it is off
     y: Tensor = _PackedStack.apply(  # type: ignore[no-untyped-call] # torch's own
         x, memory, (sentences, sources), layers, has_backward, *weights
     )

@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 Found = TypeVar("Found", covariant=True)
 
 MAX_SLICED = 64
-"""Maximum number of waiting requests that are other work than a search."""
+"""Maximum number of waiting new requests that are other work than a search."""
 MAX_TIMEOUT_S = 86_400.0
 STUCK_AFTER_S = 5.0
 """Seconds after which abandoned work that still runs counts as stuck."""
@@ -392,7 +392,7 @@ class RequestQueue:
 
     @property
     def _num_new_slices(self) -> int:
-        """Number of waiting requests that are other work than a search."""
+        """Number of waiting new requests that are other work than a search."""
         return sum(isinstance(e, _Slices) and e.is_new for e in self._requests)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Progress, TrainingState
 from transduce.data.batches import Batcher, Update, read_ahead
 from transduce.data.tensors import Batch
-from transduce.device import Hardware
+from transduce.device import Hardware, keep_forks_usable
 from transduce.errors import TransduceError
 from transduce.metrics.scores import perplexity
 from transduce.nn.fuse import fuse
@@ -130,6 +130,7 @@ class Trainer:
         """Prepare a training; updates by reward need a `refinement`."""
         if config.reward != "none" and refinement is None:
             raise ValueError("Updates by reward need a sampler and a reward.")
+        keep_forks_usable()
         self._refinement = refinement
         self.model = fuse(model.to(hardware.device))
         self.progress = Progress()

@@ -298,6 +298,7 @@ def test_the_cost_of_a_checkpoint_is_between_those_of_the_logged_updates(
     assert [point.flops for point in result.curve] == [1e9, 5e9, 9e9]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_vocabulary_of_words_has_no_bits_per_character(
     tmp_path: Path, tests: tuple[EvaluationText, ...], table: TrainedTable2
 ) -> None:
