@@ -527,7 +527,7 @@ def test_a_lost_member_of_the_average_is_reported(
         weights.write_bytes(weights.read_bytes()[:-20])
     else:
         shutil.rmtree(lost)
-    message = f"^{lost}: must be averaged with the other checkpoints, but is missing or"
+    message = f"^{lost}: must be averaged with the other checkpoints, but is missing,"
     with pytest.raises(CheckpointError, match=message):
         resume(run, CPU, SendsSignal())
     assert_same_weights(run, uninterrupted)
