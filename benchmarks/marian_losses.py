@@ -194,7 +194,7 @@ def compare(folder: Path, files: CorpusFiles, num_updates: int, rate: float) -> 
         config = replace(config, batching=replace(config.batching, max_length=most))
         train(files, config, run, CPU, losses, start=start)
         library, plain = (
-            their_losses(their_model, batches_of(run, config), theirs.ids, rate)
+            their_losses(their_model, batches_of(run, config), theirs.source_ids, rate)
             for their_model in (
                 without_dropout(MarianMTModel.from_pretrained(folder)),
                 without_dropout(without_peculiarities(folder)),

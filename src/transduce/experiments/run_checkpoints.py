@@ -237,8 +237,8 @@ class RunCheckpoints:
         except CheckpointError:
             raise CheckpointError(
                 f"{path}: must be averaged with the other checkpoints, but is missing, "
-                "damaged or of another run; the run is trained and stays saved: average "
-                "the others by `transduce average CHECKPOINT... --out "
+                "damaged or of another run; the run is trained and stays saved: "
+                "average the others by `transduce average CHECKPOINT... --out "
                 f"{self._folder.path / AVERAGED}`."
             ) from None
 
