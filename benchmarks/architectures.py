@@ -14,14 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
-from typing import cast
 
 import numpy as np
 import torch
 from machine import describe_machine
 from torch import nn
 
-from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import build
 from transduce.data.tensors import Batch, pad_rows
 from transduce.device import choose_hardware
@@ -83,7 +81,7 @@ def _turn(
     torch.manual_seed(SEED)
     model = build(replace(run.model, vocab_size=run.tokenizer.vocab_size))
     hardware = choose_hardware("cpu", "fp32")
-    trained = model if is_plain else cast(TransductionModel, fuse(model))
+    trained = model if is_plain else fuse(model)
     batch_loss = BatchLoss(trained, run.training.label_smoothing, hardware)
     batch_loss.train()
     optimizer = WeightOptimizer(trained, replace(run.training, optimizer="adam"))

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from safetensors.numpy import load_file
@@ -32,7 +32,7 @@ N_BEST = 4
 PREFIX_WORDS = 2
 SEED = 7
 """Seed of sampling; that of training is in the preset."""
-PRECISIONS = "fp32", "int8"
+PRECISIONS: tuple[Literal["fp32", "int8"], ...] = ("fp32", "int8")
 THREADS = 1, 2
 """Numbers of threads that training is compared on."""
 
@@ -164,7 +164,7 @@ def translations(task: dict[str, Any]) -> Iterator[tuple[str, list[Line]]]:
         Path(each).read_text(encoding="utf-8").splitlines() for each in task["text"]
     )
     prefixes = [" ".join(each.split()[:PREFIX_WORDS]) for each in references]
-    searches = {
+    searches: dict[str, tuple[SearchConfig, list[str] | None]] = {
         f"beam {beam_size}": (SearchConfig(beam_size=beam_size), None)
         for beam_size in BEAM_SIZES
     }

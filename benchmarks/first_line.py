@@ -37,9 +37,9 @@ def main() -> None:
     seconds: dict[str, list[float]] = defaultdict(list)
     for round_number in range(arguments.rounds + 1):
         for name, command in commands.items():
-            found = first_line(command, arguments.sentence)
+            taken = first_line(command, arguments.sentence)
             if round_number > 0:  # the first round reads files from disk
-                seconds[name].append(found)
+                seconds[name].append(taken)
     print("| | median, s | range |\n|---|---|---|")
     for name, found in seconds.items():
         print(

@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import cast
 
 import numpy as np
 import torch
@@ -33,7 +32,6 @@ from architectures import (
 from machine import describe_machine
 
 from transduce import machine
-from transduce.architectures.interface import TransductionModel
 from transduce.benchmark.measurement import Turns, Worker, order_of_turns
 from transduce.checkpoint import build
 from transduce.data.tensors import Batch, pad_rows
@@ -97,7 +95,7 @@ def measured(work: "partial[None]", turns: int, updates: int) -> dict[str, list[
 
 
 def train(
-    name: str, precision: str, tokens: int, kind: str, turns: Turns[float]
+    name: str, precision: machine.Precision, tokens: int, kind: str, turns: Turns[float]
 ) -> None:
     """Train a preset's model, one update a turn."""
     machine.keep_freed_memory()
@@ -108,7 +106,7 @@ def train(
     torch.manual_seed(SEED)
     model = build(replace(run.model, vocab_size=run.tokenizer.vocab_size))
     hardware = choose_hardware("cpu", precision, width=run.model.d_model)
-    trained = cast(TransductionModel, fuse(model))
+    trained = fuse(model)
     batch_loss = BatchLoss(trained, run.training.label_smoothing, hardware)
     batch_loss.train()
     optimizer = WeightOptimizer(trained, replace(run.training, optimizer="adam"))

@@ -135,7 +135,8 @@ def write_random_model(preset: str, folder: Path) -> None:
 
     from transduce.checkpoint import Checkpoint, build, save_model
     from transduce.experiments.presets import preset as preset_named
-    from transduce.text.tokenizer import TokenizerConfig, learn_tokenizer
+    from transduce.text.tokenizer import learn_tokenizer
+    from transduce.text.vocabulary import TokenizerConfig
 
     config = preset_named(preset)
     tokenizer = learn_tokenizer(

@@ -390,8 +390,8 @@ def compare_losses(task: Task) -> None:
         row = " | ".join(f"{losses[step - 1]:.4f}" for step in steps)
         task.write(f"| {name} | {row} |")
     expected, *others = (torch.tensor(losses) for losses in found.values())
-    for name, losses in zip(list(found)[1:], others, strict=True):
-        most = float((losses - expected).abs().max())
+    for name, other in zip(list(found)[1:], others, strict=True):
+        most = float((other - expected).abs().max())
         task.write(f"\n{name}: at most {most:.4f} nats per token from the CPU's loss.")
 
 
@@ -402,11 +402,13 @@ def _losses(task: Task, precision: str) -> list[float]:
     from transduce.data.batches import Batcher, EncodedPair, open_dataset, write_dataset
     from transduce.experiments.presets import preset
     from transduce.grammar.corpus import Grammar
+    from transduce.model.config import ModelConfig
     from transduce.model.transformer import Transformer
     from transduce.text.tokenizer import learn_tokenizer
     from transduce.training.trainer import Trainer
 
     run = preset("quickstart")
+    assert isinstance(run.model, ModelConfig)
     grammar = Grammar.built_in().training_sentences(seed=1)
     pairs = list(islice(grammar, 500 if task.is_small else 8_000))
     texts = [text for pair in pairs for text in (pair.source, pair.target)]

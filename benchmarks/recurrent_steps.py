@@ -17,11 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import cast
 
 import numpy as np
 import torch
 from machine import describe_machine
+from torch import nn
 
 from transduce.architectures.interface import TransductionModel
 from transduce.architectures.recurrent import RecurrentLayer
@@ -66,11 +66,12 @@ def both(name: str) -> dict[str, TransductionModel]:
     """Return a preset's model with random weights, computed in both ways."""
     torch.manual_seed(SEED)
     config = replace(preset(name).model, vocab_size=VOCAB_SIZE)
-    cells = cast(TransductionModel, fuse(build(config).eval()))
+    cells = fuse(build(config).eval())
     layers = fuse(cells)
+    assert isinstance(layers, nn.Module)
     for module in layers.modules():
         if isinstance(module, FusedRecurrentLayer):
-            module.__class__ = RecurrentLayer
+            module.__class__ = RecurrentLayer  # type: ignore[assignment] # its parent
     return {LAYER: layers, CELL: cells}
 
 

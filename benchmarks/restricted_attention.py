@@ -14,6 +14,7 @@ import resource
 import time
 from multiprocessing.connection import Connection
 from statistics import median
+from typing import Any
 
 import torch
 
@@ -36,11 +37,14 @@ def measure(
     """Return milliseconds of processor time of a pass, and MiB of memory."""
     torch.manual_seed(1)
     torch.set_num_threads(1)
-    sizes = (D_MODEL, HEADS, D_MODEL // HEADS, D_MODEL // HEADS, "scaled")
+    d_head = D_MODEL // HEADS
     band = Band.of(neighbourhood, is_causal=False)
-    restricted = RestrictedSelfAttention(*sizes, 0.0, band)
+    restricted = RestrictedSelfAttention(
+        D_MODEL, HEADS, d_head, d_head, "scaled", 0.0, band
+    )
+    whole = MultiHeadAttention(D_MODEL, HEADS, d_head, d_head, "scaled")
     is_masked, is_training = form == "mask", work == "training"
-    attention = fuse(MultiHeadAttention(*sizes) if is_masked else restricted)
+    attention = fuse(whole if is_masked else restricted)
     x = torch.randn(1, length, D_MODEL, requires_grad=is_training)
 
     def run() -> None:
@@ -64,12 +68,12 @@ def measure(
     return 1000 * median(seconds), (peak - before) / KIB
 
 
-def send(result: Connection, *case: object) -> None:
+def send(result: Connection, *case: Any) -> None:
     """Measure a case and send its figures to the parent process."""
     result.send(measure(*case))
 
 
-def measured(*case: object) -> tuple[float, float]:
+def measured(*case: Any) -> tuple[float, float]:
     """Measure a case in a new process."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)

@@ -152,7 +152,7 @@ def measure(
     names = [f"BLEU {each.name}" for each in tests]
     print_row(["F", "B", "candidates", *names, "words/s", "speed"])
     print_row(["---:"] * (5 + len(names)))
-    found = []
+    found: list[Sizes] = []
     for frequent, per_piece in product(arguments.frequent, arguments.per_piece):
         shortlist = largest.limited(frequent, per_piece)
         listed = Translator(
