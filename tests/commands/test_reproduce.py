@@ -103,6 +103,14 @@ def test_a_run_in_table_2_translates_with_its_tuned_search(
     assert used == [SearchConfig(beam_size=3, length_penalty=0.2, num_best=1)]
 
 
+def copy_with_model(run: Path, model: Checkpoint, folder: Path) -> Path:
+    """Copy a run, and put another model in the place of its average."""
+    copy = shutil.copytree(run, folder / "run")
+    shutil.rmtree(copy / "averaged")
+    save_model(model, copy / "averaged")
+    return copy
+
+
 def test_a_run_in_table_2_translates_into_the_language_of_the_references(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
@@ -112,9 +120,7 @@ def test_a_run_in_table_2_translates_into_the_language_of_the_references(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(copy / "averaged")
-    save_model(tagged_checkpoint, copy / "averaged")
+    copy = copy_with_model(run, tagged_checkpoint, tmp_path)
     source, reference = corpus_files
     french = shutil.copy(reference, tmp_path / "reference.fr")
     used: list[str] = []
@@ -145,9 +151,7 @@ def test_a_parser_in_table_2_is_refused_before_any_translation(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy = shutil.copytree(run, tmp_path / "run")
-    shutil.rmtree(copy / "averaged")
-    save_model(parsing_checkpoint, copy / "averaged")
+    copy = copy_with_model(run, parsing_checkpoint, tmp_path)
     monkeypatch.delattr("transduce.cli.table2.our_row")
     source, reference = corpus_files
     refusal = refuses(

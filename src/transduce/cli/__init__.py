@@ -576,7 +576,7 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
 def _remedy_for_dash(name: str, error: CycloptsError) -> str:
     """Return a remedy if the word after an option begins with a dash.
 
-    A name of a file may, but is taken for an option.
+    The name of a file may begin so, but the parser takes it for another option.
     """
     words = error.root_input_tokens or []
     arguments = error.app.assemble_argument_collection() if error.app else ()

@@ -48,7 +48,7 @@ def refuse_contradictory(
 ) -> None:
     """Raise `ConfigError` if settings of a row contradict each other.
 
-    Also before the corpus is downloaded, unlike `require_possible`.
+    The corpus need not be downloaded yet, as it must be for `require_possible`.
     """
     files = corpus if isinstance(corpus, CorpusFiles) else _expected_files(corpus)
     for row, config in configs.items():

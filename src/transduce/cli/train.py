@@ -234,8 +234,8 @@ def train(
                     is_chosen=preset is not None or start is not None or however_long,
                     is_length_chosen=however_long
                     or start is not None
-                    # The old run is replaced before the forecast is made, which
-                    # would refuse the new run too late.
+                    # The old run is replaced before the forecast is made: a refusal
+                    # by the forecast would come too late.
                     or (force and is_run(out))
                     or changes.set_steps_of(run),
                     overwrites=force,
