@@ -8,13 +8,15 @@ bf16 by our kernels to float64.
 from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from transduce.checkpoint import Checkpoint
+from small_rivals import RIVALS
+from transduce.checkpoint import Checkpoint, build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
 from transduce.decoding.translator import Translator
@@ -50,7 +52,7 @@ def batch(batcher: Batcher) -> Batch:
 
 
 def loss_and_gradients(
-    model: Transformer, batch: Batch, hardware: Hardware
+    model: nn.Module, batch: Batch, hardware: Hardware
 ) -> dict[str, Tensor]:
     """Loss of a batch and gradients of all parameters, on the CPU."""
     model = deepcopy(model).to(hardware.device).train()
@@ -103,6 +105,79 @@ def test_bf16_loss_and_gradients_are_near_float64(
     errors = relative_errors(loss_and_gradients(model, batch, bf16), expected)
     assert errors["loss"] < 1e-2
     assert max(errors.values()) < 0.1, errors
+
+
+@pytest.fixture(params=RIVALS.values(), ids=RIVALS)
+def rival(request: pytest.FixtureRequest) -> nn.Module:
+    """Small model of each other architecture, which draws no random numbers."""
+    config = request.param
+    names = (each.name for each in fields(config) if each.name.endswith("dropout"))
+    config = replace(config, **dict.fromkeys(names, 0.0))
+    if hasattr(config, "experts"):
+        experts = replace(config.experts, gating="batchwise")
+        config = replace(config, experts=experts)
+    return build(config)
+
+
+@torch.enable_grad()
+def test_the_device_computes_the_losses_and_gradients_of_rivals(
+    rival: nn.Module, batch: Batch, hardware: Hardware
+):
+    """Mixtures choose their experts in fp32 on every device."""
+    expected = loss_and_gradients(rival, batch, REFERENCE)
+    found = loss_and_gradients(rival, batch, hardware)
+    errors = relative_errors(found, expected)
+    assert max(errors.values()) < 1e-3, errors
+
+
+@torch.enable_grad()
+def test_losses_and_gradients_of_rivals_in_bf16_are_near_float64(
+    rival: nn.Module, batch: Batch, hardware: Hardware
+):
+    expected = loss_and_gradients(rival, batch, REFERENCE)
+    bf16 = replace(hardware, dtype=torch.bfloat16)
+    errors = relative_errors(loss_and_gradients(rival, batch, bf16), expected)
+    assert errors["loss"] < 1e-2
+    assert max(errors.values()) < 0.2, errors
+
+
+class Elsewhere(TorchDispatchMode):
+    """Records operators whose results are not on the device "meta".
+
+    It has shapes but no numbers, so each number that a model asks for is 8.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: set[str] = set()
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        if str(operator) == "aten._local_scalar_dense.default":
+            return 8
+        if str(operator) == "aten.equal.default":
+            return False
+        result = operator(*args, **kwargs or {})
+        made = result if isinstance(result, (tuple, list)) else [result]
+        if any(isinstance(x, Tensor) and x.device.type != "meta" for x in made):
+            self.operators.add(str(operator))
+        return result
+
+
+@pytest.mark.parametrize("name", [name for name in RIVALS if "expert" not in name])
+@torch.enable_grad()
+def test_rivals_make_all_their_tensors_on_the_device_of_their_weights(name: str):
+    """A tensor made on the CPU would stop a GPU, and is not seen on a CPU."""
+    model = build(RIVALS[name]).to("meta").train()
+    source, target_in = torch.ones(2, 3, 4, dtype=torch.long, device="meta")
+    with Elsewhere() as elsewhere:
+        memory = model.encode(source)
+        model.logits(model.decode(target_in, memory)).sum().backward()
+        state = model.start(memory)
+        rows = torch.ones(3, 2, dtype=torch.long, device="meta")
+        for last_ids in (target_in[:, :1], rows):
+            model.step(last_ids, state)
+            state.reorder(rows)
+    assert elsewhere.operators == set()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from small_rivals import BYTENET, MIXTURE, WITH_ATTENTION
 from transduce.analysis.attention_maps import (
     AttentionMaps,
     attention_maps,
@@ -19,17 +20,7 @@ from transduce.analysis.attention_maps import (
     word_starts,
 )
 from transduce.analysis.heads import head_statistics, head_sums, preferred_offsets
-from transduce.architectures.config import (
-    ArchitectureConfig,
-    ByteNetConfig,
-    ConvolutionalConfig,
-    DeepAttConfig,
-    ExpertsConfig,
-    MixtureRecurrentConfig,
-    MixtureTransformerConfig,
-    RecurrentConfig,
-    architecture_of,
-)
+from transduce.architectures.config import ArchitectureConfig
 from transduce.architectures.mixture_of_experts import MixtureTransformer
 from transduce.checkpoint import build
 from transduce.decoding.torch_model import TorchModel
@@ -222,40 +213,7 @@ def test_a_recurrent_decoder_has_no_self_attention(tiny: ModelConfig) -> None:
         maps[0].of("decoder")
 
 
-MIXTURE = MixtureTransformerConfig(
-    vocab_size=50,
-    num_layers=2,
-    d_model=16,
-    num_heads=2,
-    d_k=8,
-    d_v=8,
-    experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8),
-)
-RIVALS = [
-    RecurrentConfig(vocab_size=50, encoder_layers=2, decoder_layers=2, d_model=8),
-    RecurrentConfig(
-        vocab_size=50,
-        encoder_layers=2,
-        decoder_layers=2,
-        d_model=8,
-        attention_query="current",
-        input_feeding=False,
-    ),
-    DeepAttConfig(
-        vocab_size=50, embedding_width=8, d_model=8, encoder_layers=2, decoder_layers=2
-    ),
-    ConvolutionalConfig(vocab_size=50, encoder_blocks="2x16k3", d_embedding=16),
-    MixtureRecurrentConfig(
-        vocab_size=50,
-        d_model=8,
-        cells=16,
-        experts=ExpertsConfig(num_experts=4, top_k=2, d_ff=8, gating="batchwise"),
-    ),
-    MIXTURE,
-]
-
-
-@pytest.mark.parametrize("config", RIVALS, ids=architecture_of)
+@pytest.mark.parametrize("config", WITH_ATTENTION.values(), ids=WITH_ATTENTION)
 def test_other_architectures_have_maps_of_their_cross_attention(
     config: ArchitectureConfig,
 ) -> None:
@@ -277,7 +235,7 @@ def test_other_architectures_have_maps_of_their_cross_attention(
 
 
 @pytest.mark.parametrize(
-    "config", [each for each in RIVALS if each is not MIXTURE], ids=architecture_of
+    "config", [each for each in WITH_ATTENTION.values() if each is not MIXTURE]
 )
 def test_recurrent_and_convolutional_models_have_no_self_attention(
     config: ArchitectureConfig,
@@ -304,6 +262,6 @@ def test_a_transformer_with_mixtures_has_maps_of_its_self_attention() -> None:
 
 
 def test_a_model_without_attention_is_refused() -> None:
-    built = build(ByteNetConfig(vocab_size=50, num_blocks=2, d_hidden=8))
+    built = build(BYTENET)
     with pytest.raises(RequestError, match='"bytenet" has none; choose another model'):
         attention_maps(built, SOURCE, TARGET_IN)
