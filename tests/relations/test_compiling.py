@@ -19,7 +19,7 @@ from transduce.nn.cross_entropy import Loss
 from transduce.nn.fuse import FusedAttention, fuse
 from transduce.nn.operators import Dropout, current_rate
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import Processes
+from transduce.training.data_parallel import ProcessGroup
 from transduce.training.gradients import MIN_UPDATES, compile_layers, is_worth_compiling
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer
@@ -186,7 +186,7 @@ def test_a_later_compilation_failure_falls_back_to_plain_layers(
 
 @pytest.mark.usefixtures("capturing")
 def test_no_process_compiles_if_one_cannot(batch_loss, batcher, cpu):
-    class WithOther(Processes):
+    class WithOther(ProcessGroup):
         def all_reduce_any(self, is_so: bool, device: torch.device) -> bool:
             return True
 

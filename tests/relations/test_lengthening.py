@@ -28,7 +28,7 @@ from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.model_folder import SHORTLIST_FILE, find_model, write_search
 from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import Processes
+from transduce.training.data_parallel import ProcessGroup
 from transduce.training.trainer import TrainingStoppedError
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -124,7 +124,7 @@ def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
 ) -> None:
     together = Barrier(2)
 
-    class Threads(Processes):
+    class Threads(ProcessGroup):
         """Process group of two threads."""
 
         def barrier(self) -> None:
@@ -139,7 +139,7 @@ def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
     def resumed(rank: int) -> None:
         sleep(0.3 * rank)  # the second reads the record late
         with pytest.raises(TrainingStoppedError, match="before 15 updates"):
-            resume(run, CPU, processes=Threads(rank=rank, count=2), steps=15)
+            resume(run, CPU, processes=Threads(rank=rank, world_size=2), steps=15)
 
     monkeypatch.setattr("transduce.experiments.run_trainer.Trainer", trainer)
     with ThreadPoolExecutor(2) as threads:

@@ -27,7 +27,7 @@ from transduce.nn.kernels import loaded_nn_api, nn_api, tensor_pointer
 from transduce.nn.operators import Dropout, new_masking, own_generator, row_blocks
 from transduce.training import gradients
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import Processes
+from transduce.training.data_parallel import ProcessGroup
 from transduce.training.gradients import own_micro_batches
 from transduce.training.trainer import StepReport, Trainer
 
@@ -91,7 +91,7 @@ def seeds_of_dropout(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(gradients, "own_generator", recording)
 
     def seeds(
-        model: Transformer, batcher: Batcher, seed: int, processes: Processes
+        model: Transformer, batcher: Batcher, seed: int, processes: ProcessGroup
     ) -> list[int]:
         given.clear()
         hardware = Hardware(device=torch.device("cpu"), dtype=torch.float32)
@@ -111,7 +111,7 @@ def batcher(make_dataset, random_pairs) -> Batcher:
 def test_every_share_of_every_step_and_run_has_its_own_dropout(
     tiny: ModelConfig, batcher: Batcher, seeds_of_dropout
 ):
-    alone = Processes()
+    alone = ProcessGroup()
     one, other = (
         seeds_of_dropout(Transformer(tiny), batcher, seed, alone) for seed in (1, 2)
     )
@@ -241,7 +241,7 @@ def test_an_update_with_fewer_pairs_than_processes_counts_every_pair_once(
     shares = [
         own_micro_batches(
             [np.arange(num_pairs)],
-            Processes(rank=rank, count=count, count_here=count),
+            ProcessGroup(rank=rank, world_size=count, local_world_size=count),
         )
         for rank in range(count)
     ]

@@ -28,7 +28,7 @@ from transduce.processes import (
 from transduce.settings import require_between
 from transduce.training.data_parallel import (
     LOST,
-    Processes,
+    ProcessGroup,
     ProcessLostError,
     is_distributed,
     local_rank,
@@ -69,14 +69,14 @@ class _Worker:
 
 
 @contextmanager
-def errors_printed_once(processes: Processes, devices: int) -> Iterator[None]:
+def errors_printed_once(processes: ProcessGroup, devices: int) -> Iterator[None]:
     """End the processes of a run so that only one of them prints the error."""
     try:
         yield
     except TrainingStoppedError:
         # All stop as soon as one of them has noticed that the launcher was killed. The
         # first may notice it only now, and still has to print where the run stopped.
-        if processes.count > 1:
+        if processes.world_size > 1:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if processes.is_first:
             raise

@@ -98,7 +98,7 @@ from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.settings import convert_and_check
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import ALONE, Processes
+from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.memory import MicroBatchSize, require_memory
 from transduce.training.trainer import DivergedError, StepReport, Trainer
 
@@ -237,7 +237,7 @@ def train(
     out: Path,
     hardware: Hardware,
     *observers: RunObserver,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = ALONE,
     consent: Consent = ALL_CHOSEN,
     start: StartModel | None = None,
     encoder: PairEncoder | None = None,
@@ -394,7 +394,7 @@ def resume(
     out: Path,
     hardware: Hardware,
     *observers: RunObserver,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = ALONE,
     steps: int | None = None,
 ) -> None:
     """Continue the run in the folder `out` from its newest usable checkpoint.
@@ -488,7 +488,9 @@ def _advice(
     return (*(coverage_advice(start, folder.path) if start else ()), *advice)
 
 
-def _locked(folder: RunFolder, processes: Processes) -> AbstractContextManager[object]:
+def _locked(
+    folder: RunFolder, processes: ProcessGroup
+) -> AbstractContextManager[object]:
     return folder.locked() if processes.is_first else nullcontext()
 
 
@@ -531,7 +533,7 @@ class _RunTraining:
         config: RunConfig,
         hardware: Hardware,
         observers: Sequence[RunObserver],
-        processes: Processes,
+        processes: ProcessGroup,
     ) -> None:
         self._run = LoadedRun.of(folder, config)
         self._folder = folder
@@ -611,7 +613,7 @@ class _RunTraining:
             corpus=new.corpus if new else None,
             num_parameters=trainer.model.num_parameters(),
             hardware=self._hardware,
-            num_processes=self._processes.count,
+            num_processes=self._processes.world_size,
             update_tokens=trainer.update_tokens(),
             micro_batch=self._micro_batch(trainer),
             steps_done=trainer.progress.step,
@@ -691,7 +693,7 @@ class _RunTraining:
         before = recorded_environment(starts[-1]) if starts else None
         if before is None:
             return
-        now = current_environment(self._hardware, self._processes.count)
+        now = current_environment(self._hardware, self._processes.world_size)
         if (differences := environment_changes(before, now)) is not None:
             self._warn(
                 "The hardware or software has changed since the run was interrupted, "
@@ -703,7 +705,7 @@ class _RunTraining:
         """Log the hardware and micro-batches of this start, unless nothing is left."""
         if step >= self._config.training.steps:
             return
-        environment = current_environment(self._hardware, self._processes.count)
+        environment = current_environment(self._hardware, self._processes.world_size)
         used = self._config.augmentation.used
         reward_positions = fitted.reward_positions
         self._folder.log.append(
@@ -711,7 +713,7 @@ class _RunTraining:
             step=step,
             device=self._hardware.device.type,
             precision=self._hardware.precision,
-            num_processes=self._processes.count,
+            num_processes=self._processes.world_size,
             max_positions=fitted.max_positions,
             was_cut=fitted.was_cut,
             computing=asdict(environment),

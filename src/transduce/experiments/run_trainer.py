@@ -30,7 +30,7 @@ from transduce.text.tokenizer import (
     own_target_size,
 )
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import Processes
+from transduce.training.data_parallel import ProcessGroup
 from transduce.training.loss import (
     REWARDS,
     GuidedAttention,
@@ -107,7 +107,7 @@ def new_trainer(
     dataset: Dataset,
     augmentation: Augmentation | None,
     hardware: Hardware,
-    processes: Processes,
+    processes: ProcessGroup,
 ) -> Trainer:
     """Return a trainer of a model on the pairs of a run, before its first update."""
     config = run.config
@@ -129,7 +129,7 @@ def new_trainer(
 def augmentation_of(
     run: LoadedRun,
     dataset: Dataset,
-    processes: Processes,
+    processes: ProcessGroup,
     warn: Callable[[str], None],
 ) -> Augmentation | None:
     """Return the augmentation of a run's training pairs, if the run has one."""
@@ -142,7 +142,9 @@ def augmentation_of(
         config.languages,
         largest_length(dataset, config.batching.max_length),
     )
-    return Augmentation(augment, processes_per_training(processes.count_here), warn)
+    return Augmentation(
+        augment, processes_per_training(processes.local_world_size), warn
+    )
 
 
 def _mixture(run: LoadedRun, num_pairs: int) -> CorpusMixture | None:

@@ -1,8 +1,19 @@
 """Data-parallel training by several processes (section 5.2).
 
-Every process has the whole model and takes some of the batches of each update;
-gradients are averaged over all. The launcher sets the variables of torchrun: RANK,
-LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Every process has the whole model, and all make the same updates, so their weights stay
+equal:
+
+- They begin with the weights of the first process (`ProcessGroup.data_parallel`).
+- They plan the same updates from the seed, and split them into the same micro-batches
+  (`Trainer.find_micro_batch`).
+- Each computes some of the micro-batches of an update (`own_micro_batches`). Dropout
+  masks depend on the micro-batch, not on the process.
+- Gradients are averaged over all processes before the step of the optimizer.
+- They decide by an all-reduce when to save and when to stop. The first process alone
+  scores and saves, while the others wait.
+
+The launcher sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE,
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import os
@@ -37,13 +48,13 @@ class ProcessLostError(TransduceError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Processes:
-    """The process group of a training, from the point of view of one process."""
+class ProcessGroup:
+    """Processes of one training; `rank` is the number of this process."""
 
     rank: int = 0
-    count: int = 1
-    """Number of processes in all."""
-    count_here: int = 1
+    world_size: int = 1
+    """Number of processes on all machines."""
+    local_world_size: int = 1
     """Number of processes on this machine."""
 
     @property
@@ -53,7 +64,7 @@ class Processes:
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum values over all processes."""
-        if self.count > 1:
+        if self.world_size > 1:
             values = values.clone()
             with self.detecting_lost():
                 distributed.all_reduce(values)
@@ -61,14 +72,14 @@ class Processes:
 
     def all_reduce_any(self, is_true: bool, device: torch.device) -> bool:
         """Return whether `is_true` holds in any process."""
-        if self.count == 1:
+        if self.world_size == 1:
             return is_true  # without waiting for the device
         values = torch.tensor(float(is_true), device=device)
         return self.all_reduce_sum(values).item() > 0
 
     def all_reduce_min(self, value: float, device: torch.device) -> float:
         """Return the smallest value of all processes."""
-        if self.count == 1:
+        if self.world_size == 1:
             return value
         smallest = torch.tensor(value, dtype=torch.float64, device=device)
         with self.detecting_lost():
@@ -77,7 +88,7 @@ class Processes:
 
     def barrier(self) -> None:
         """Wait until all processes have reached this call."""
-        if self.count > 1:
+        if self.world_size > 1:
             with self.detecting_lost():
                 distributed.barrier()
 
@@ -87,7 +98,7 @@ class Processes:
         try:
             yield
         except RuntimeError as error:
-            if self.count == 1 or not any(word in str(error) for word in BROKEN):
+            if self.world_size == 1 or not any(word in str(error) for word in BROKEN):
                 raise
             raise ProcessLostError(LOST) from error
 
@@ -98,7 +109,7 @@ class Processes:
         them. On a CPU, computation and communication would compete for the same cores,
         so `average_gradients` does it afterwards, in one all-reduce.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return model
         if device.type != "cpu":
             return DistributedDataParallel(model)
@@ -112,7 +123,7 @@ class Processes:
 
     def average_gradients(self, model: nn.Module) -> None:
         """Average the gradients of a `data_parallel` module on a CPU."""
-        if self.count == 1 or isinstance(model, DistributedDataParallel):
+        if self.world_size == 1 or isinstance(model, DistributedDataParallel):
             return
         weights = [each for each in model.parameters() if each.requires_grad]
         gradients = [
@@ -122,19 +133,19 @@ class Processes:
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         with self.detecting_lost():
             distributed.all_reduce(flat)
-        flat /= self.count
+        flat /= self.world_size
         for weight, mean in zip(weights, split_like(flat, weights), strict=True):
             weight.grad = mean
 
 
-ALONE = Processes()
+ALONE = ProcessGroup()
 
 HAS_PROCESS_GROUP = Event()
 """Set once this process has been in a process group."""
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[Processes]:
+def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """Join the process group that a launcher has set up, and leave it at the end.
 
     Without a launcher the process is alone. Raises `ConfigError` if a variable of the
@@ -143,8 +154,8 @@ def process_group(device: torch.device) -> Iterator[Processes]:
     if not is_distributed():
         yield ALONE
         return
-    count = _variable("WORLD_SIZE")
-    rank = _variable("RANK", below=count)
+    world_size = _variable("WORLD_SIZE")
+    rank = _variable("RANK", below=world_size)
     _require_address()
     is_gpu = device.type == "cuda"
     distributed.init_process_group(
@@ -154,7 +165,11 @@ def process_group(device: torch.device) -> Iterator[Processes]:
     )
     HAS_PROCESS_GROUP.set()
     try:
-        yield Processes(rank=rank, count=count, count_here=_local_count(count))
+        yield ProcessGroup(
+            rank=rank,
+            world_size=world_size,
+            local_world_size=_local_world_size(world_size),
+        )
     finally:
         distributed.destroy_process_group()
 
@@ -176,10 +191,10 @@ def no_sync(model: nn.Module) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _local_count(count: int) -> int:
+def _local_world_size(world_size: int) -> int:
     """Return the number of processes on this machine; by default all of them."""
     if "LOCAL_WORLD_SIZE" not in os.environ:
-        return count
+        return world_size
     return max(_variable("LOCAL_WORLD_SIZE"), 1)
 
 

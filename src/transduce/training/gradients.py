@@ -43,7 +43,7 @@ from transduce.nn.fuse import FusedTransformer
 from transduce.nn.kernels import nn_api, unchanged_weights
 from transduce.nn.operators import FusedSSRU, own_generator
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import ALONE, Processes, no_sync
+from transduce.training.data_parallel import ALONE, ProcessGroup, no_sync
 from transduce.training.loss import (
     MAX_EXTRA_TOKENS,
     BatchLoss,
@@ -123,7 +123,7 @@ def packed_parts(
 
 
 def own_micro_batches(
-    batches: Sequence[Integer[np.ndarray, " _"]], processes: Processes
+    batches: Sequence[Integer[np.ndarray, " _"]], processes: ProcessGroup
 ) -> list[MicroBatch]:
     """Return this process's micro-batches of an update, at least one.
 
@@ -131,7 +131,7 @@ def own_micro_batches(
     dropout masks of its own.
     """
     parts = list(batches)
-    while len(parts) < processes.count and max(map(len, parts)) > 1:
+    while len(parts) < processes.world_size and max(map(len, parts)) > 1:
         largest = max(range(len(parts)), key=lambda i: len(parts[i]))
         parts[largest : largest + 1] = np.array_split(parts[largest], 2)
     every = [
@@ -140,7 +140,7 @@ def own_micro_batches(
     ]
     # A process without pairs also takes part in every all-reduce.
     idle = replace(every[0], is_counted=False)
-    return every[processes.rank :: processes.count] or [idle]
+    return every[processes.rank :: processes.world_size] or [idle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +165,7 @@ class MicroBatchReader:
         batcher: Batcher,
         config: TrainingConfig,
         hardware: Hardware,
-        processes: Processes,
+        processes: ProcessGroup,
     ) -> None:
         self._batcher = batcher
         self._config = config
@@ -209,7 +209,9 @@ class MicroBatchReader:
             max_positions = limits.reward_positions or self.longest_positions
             return padded_parts(update, max_positions, config.reward_samples)
         if self.packs(step):
-            return packed_parts(update, limits.max_positions, self._processes.count)
+            return packed_parts(
+                update, limits.max_positions, self._processes.world_size
+            )
         return padded_parts(update, limits.max_positions)
 
     def _load(
@@ -309,7 +311,11 @@ class GradientAccumulator:
     """
 
     def __init__(
-        self, batch_loss: BatchLoss, hardware: Hardware, processes: Processes, seed: int
+        self,
+        batch_loss: BatchLoss,
+        hardware: Hardware,
+        processes: ProcessGroup,
+        seed: int,
     ) -> None:
         self._batch_loss = batch_loss
         self._parallel_loss = processes.data_parallel(batch_loss, hardware.device)
@@ -320,7 +326,7 @@ class GradientAccumulator:
         self._weights = [p for p in batch_loss.parameters() if p.requires_grad]
         self.graphs: GraphedGradients | None = None
         """CUDA graphs of packed batches; None on a CPU and in several processes."""
-        if hardware.device.type == "cuda" and processes.count == 1:
+        if hardware.device.type == "cuda" and processes.world_size == 1:
             self.graphs = GraphedGradients(batch_loss)
 
     def accumulate(
@@ -418,7 +424,7 @@ class GradientAccumulator:
         objective = loss.objective if is_by_reward else loss.smoothed
         # Data-parallel processes average gradients, but the update needs their sum.
         num_tokens = loaded.update.num_target_tokens
-        weight = is_counted * self._processes.count / num_tokens
+        weight = is_counted * self._processes.world_size / num_tokens
         losses = loss.sums
         # Unlike `new_tensor`, this does not wait for the GPU.
         reward = losses.new_full((1,), 0.0 if samples is None else samples.reward)
@@ -629,7 +635,7 @@ def compile_layers(
     batch_loss: BatchLoss,
     batcher: Batcher,
     hardware: Hardware,
-    processes: Processes = ALONE,
+    processes: ProcessGroup = ALONE,
 ) -> str | None:
     """Compile each kind of layer for all lengths, and try the layers in training.
 

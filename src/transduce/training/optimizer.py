@@ -19,7 +19,7 @@ from transduce.architectures.mixture_layers import Experts
 from transduce.errors import START_FROM_RUN, CheckpointError, VersionError
 from transduce.nn.muon import has_native_muon, matrix_size, native_muon, orthogonalized
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import ALONE, Processes
+from transduce.training.data_parallel import ALONE, ProcessGroup
 
 MOMENTUM = 0.95
 """Muon's decay of the mean of gradients (Jordan et al., 2024)."""
@@ -67,7 +67,7 @@ class Muon(Uncompiled):
         self,
         weights: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
         dtype: torch.dtype = torch.float32,
-        processes: Processes = ALONE,
+        processes: ProcessGroup = ALONE,
     ) -> None:
         super().__init__(weights, {"lr": 0.0, "count": 1})
         self._dtype = dtype
@@ -83,10 +83,10 @@ class Muon(Uncompiled):
                 by_shape[weight.shape].append(weight)
             for weights in by_shape.values():
                 # Each process updates some of the weights; all have the same gradients.
-                own = weights[self._processes.rank :: self._processes.count]
+                own = weights[self._processes.rank :: self._processes.world_size]
                 if own:
                     self._step(own, group["count"], group["lr"])
-                if self._processes.count > 1:
+                if self._processes.world_size > 1:
                     self._exchange(weights)
 
     def _step(
@@ -126,7 +126,7 @@ class Muon(Uncompiled):
         The means of their gradients are updated here as well, as any process may save
         the training state.
         """
-        rank, count = self._processes.rank, self._processes.count
+        rank, count = self._processes.rank, self._processes.world_size
         others = [w for number, w in enumerate(weights) if number % count != rank]
         if others:
             torch._foreach_lerp_(
@@ -170,7 +170,7 @@ class WeightOptimizer:
         model: TransductionModel,
         config: TrainingConfig,
         dtype: torch.dtype = torch.float32,
-        processes: Processes = ALONE,
+        processes: ProcessGroup = ALONE,
     ) -> None:
         """Create the optimizer; Muon shares its products in `dtype` among processes."""
         self._model = model
@@ -186,7 +186,7 @@ class WeightOptimizer:
         self._num_steps = 0
 
     def _first_optimizers(
-        self, dtype: torch.dtype, processes: Processes
+        self, dtype: torch.dtype, processes: ProcessGroup
     ) -> list[torch.optim.Optimizer]:
         """Return the optimizers of the updates before `sgd_from_step`."""
         config = self._config

@@ -25,7 +25,7 @@ from transduce.metrics.scores import perplexity
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import ALONE, Processes
+from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.gradients import (
     AT_ONCE,
     GradientAccumulator,
@@ -123,7 +123,7 @@ class Trainer:
         batcher: Batcher,
         config: TrainingConfig,
         hardware: Hardware,
-        processes: Processes = ALONE,
+        processes: ProcessGroup = ALONE,
         guidance: GuidedAttention | None = None,
         refinement: Refinement | None = None,
     ) -> None:
@@ -152,7 +152,7 @@ class Trainer:
             self._batch_loss, hardware, processes, config.seed
         )
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
-        self.runs_ahead = hardware.device.type == "cuda" and processes.count == 1
+        self.runs_ahead = hardware.device.type == "cuda" and processes.world_size == 1
         """Whether an update starts before the figures of the previous one are read, so
         that a GPU need not wait for the CPU between updates. Several processes cannot:
         after each update they agree whether to stop."""
@@ -195,7 +195,7 @@ class Trainer:
         """
         # Moments take memory in training, so they must during the trial.
         moments = self._optimizer.missing_moments()
-        num_processes = self._processes.count_here
+        num_processes = self._processes.local_world_size
         found = find_micro_batch(
             self._batch_loss,
             self._batcher.longest_possible(),

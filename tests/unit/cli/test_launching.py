@@ -16,7 +16,7 @@ from transduce.cli.launching import (
 )
 from transduce.cli.train import command_of
 from transduce.errors import ConfigError
-from transduce.training.data_parallel import LOST, Processes, ProcessLostError
+from transduce.training.data_parallel import LOST, ProcessGroup, ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
 
 HEAD = "import os, signal, sys, time\nis_first = os.environ['RANK'] == '0'\n"
@@ -121,7 +121,7 @@ def test_a_lost_connection_is_reported_by_one_process(
 ):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_RANK", str(rank))
-    processes = Processes(rank=2 + rank, count=4)
+    processes = ProcessGroup(rank=2 + rank, world_size=4)
     with pytest.raises(raised), errors_printed_once(processes, devices):
         raise ProcessLostError(LOST)
 
@@ -131,7 +131,7 @@ def test_a_lost_connection_is_reported_by_one_process(
 )
 def test_the_first_process_reports_that_all_have_stopped(rank, raised):
     before = signal.getsignal(signal.SIGTERM)
-    processes = Processes(rank=rank, count=2)
+    processes = ProcessGroup(rank=rank, world_size=2)
     try:
         with pytest.raises(raised), errors_printed_once(processes, 2):
             raise TrainingStoppedError("Stopped.")

@@ -10,13 +10,13 @@ from transduce.errors import ConfigError
 from transduce.training import data_parallel as module
 from transduce.training.data_parallel import (
     ALONE,
-    Processes,
+    ProcessGroup,
     ProcessLostError,
     local_rank,
     process_group,
 )
 
-TWO = Processes(rank=0, count=2)
+TWO = ProcessGroup(rank=0, world_size=2)
 CLOSED = "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
 
 
@@ -115,7 +115,7 @@ def test_a_machine_runs_all_processes_unless_local_world_size_is_set(
     if told is not None:
         variables.setenv("LOCAL_WORLD_SIZE", told)
     with process_group(torch.device("cpu")) as processes:
-        assert (processes.count, processes.count_here) == (2, expected)
+        assert (processes.world_size, processes.local_world_size) == (2, expected)
 
 
 def test_a_missing_local_rank_is_refused(variables):

@@ -9,7 +9,7 @@ from torch import nn
 from instruction_sets import chosen_isa
 from transduce.nn.kernels import has_bf16_products, nn_api
 from transduce.nn.muon import MAX_CACHED_COLUMNS, MAX_CACHED_ROWS, has_native_muon
-from transduce.training.data_parallel import Processes
+from transduce.training.data_parallel import ProcessGroup
 from transduce.training.optimizer import Muon
 
 CONVERGING = (2.0, -1.5, 0.5)
@@ -77,7 +77,7 @@ def test_matrices_in_one_weight_are_orthogonalized_each_by_itself():
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Thread(Processes):
+class Thread(ProcessGroup):
     """Stand-in for one of several processes, as a thread of this one."""
 
     barrier: Barrier
@@ -87,7 +87,7 @@ class Thread(Processes):
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.values[self.rank] = values
         self.barrier.wait(timeout=60)
-        total = sum(self.values[rank] for rank in range(self.count))
+        total = sum(self.values[rank] for rank in range(self.world_size))
         self.barrier.wait(timeout=60)
         return total
 
@@ -102,7 +102,7 @@ def test_processes_divide_the_products_of_muon(count):
     gradients = [torch.randn_like(matrix) for _ in range(2) for matrix in start]
 
     def moved(
-        processes: Processes,
+        processes: ProcessGroup,
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         matrices = [nn.Parameter(matrix.clone()) for matrix in start]
         muon = Muon(matrices, processes=processes)
@@ -115,12 +115,12 @@ def test_processes_divide_the_products_of_muon(count):
 
     barrier, values = Barrier(count), {}
     members = [
-        Thread(rank=rank, count=count, barrier=barrier, values=values)
+        Thread(rank=rank, world_size=count, barrier=barrier, values=values)
         for rank in range(count)
     ]
     with ThreadPoolExecutor(count) as pool:
         found = list(pool.map(moved, members))
-    matrices, momenta = moved(Processes())
+    matrices, momenta = moved(ProcessGroup())
     for own_matrices, own_momenta in found:
         assert all(map(torch.equal, own_matrices, found[0][0]))
         torch.testing.assert_close(own_momenta, momenta, rtol=1e-6, atol=1e-7)

@@ -21,7 +21,7 @@ from transduce.model.config import ModelConfig, update_flops
 from transduce.model.transformer import Transformer
 from transduce.training import memory
 from transduce.training.config import TrainingConfig
-from transduce.training.data_parallel import ALONE, Processes
+from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import (
     DivergedError,
@@ -743,7 +743,7 @@ def test_another_error_in_a_trial_is_raised(make_trainer, monkeypatch):
         make_trainer().find_micro_batch()
 
 
-class SmallerElsewhere(Processes):
+class SmallerElsewhere(ProcessGroup):
     """Processes of which another has less memory."""
 
     def all_reduce_min(self, value: float, device: torch.device) -> float:
@@ -795,7 +795,7 @@ def test_the_micro_batch_fits_in_the_memory_of_a_cpu(
     monkeypatch.setattr(memory, "forget_peak_memory", lambda _: None)
     monkeypatch.setattr(memory, "peak_memory", peak_memory)
     monkeypatch.setattr(memory, "free_memory", free_memory)
-    processes = Processes(count_here=num_processes)
+    processes = ProcessGroup(local_world_size=num_processes)
     batching = replace(BATCHING, batch_tokens=120)
     fit = make_trainer(batching=batching, processes=processes).find_micro_batch()
     assert least <= fit.max_positions <= free - 40
