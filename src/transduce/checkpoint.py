@@ -1,7 +1,8 @@
 """Checkpoints: config, weights and tokenizer of a model, in memory and in a folder.
 
-`build` makes a model of any architecture from its settings. A folder appears whole or
-not at all (`files.atomic_directory`). A run's checkpoints also have the state from
+`build` makes a model of any architecture from its settings, with random first weights,
+and `build_with_weights` one with given weights. A folder appears whole or not at all
+(`files.atomic_directory`). A run's checkpoints also have the state from
 which training continues bit for bit (`save_training`).
 """
 
@@ -98,7 +99,7 @@ class Checkpoint:
 
     def build(self) -> TransductionModel:
         """Build the model in evaluation mode; it shares memory with the weights."""
-        return built(self.config, self.weights)
+        return build_with_weights(self.config, self.weights)
 
     @property
     def transformer_config(self) -> ModelConfig:
@@ -116,14 +117,14 @@ class Checkpoint:
         return {n: w.detach().cpu().float().numpy() for n, w in self.weights.items()}
 
 
-def built(
+def build_with_weights(
     config: ArchitectureConfig, weights: Mapping[str, Tensor]
 ) -> TransductionModel:
     """Build the model in evaluation mode; it shares memory with the weights.
 
     Raises `CheckpointError` if the weights are of another model.
     """
-    model = outline(config)
+    model = build_on_meta(config)
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     if shapes != {name: weight.shape for name, weight in weights.items()}:
         raise CheckpointError(
@@ -173,8 +174,8 @@ class _Uninitialized(TorchFunctionMode):
         return func(*args, **given)
 
 
-def outline(config: ArchitectureConfig) -> TransductionModel:
-    """Build the model on the meta device, without weights.
+def build_on_meta(config: ArchitectureConfig) -> TransductionModel:
+    """Build the model on PyTorch's meta device: shapes without memory or weights.
 
     Drawing random weights takes time and advances the random numbers that dropout uses.
     Even on the meta device it makes PyTorch load its compiler, which takes a second.
@@ -229,7 +230,7 @@ def require_fitting_weights(stored: ModelFolder) -> None:
     """
     if isinstance(stored.config, ModelConfig):
         return
-    parameters = outline(stored.config).state_dict().items()
+    parameters = build_on_meta(stored.config).state_dict().items()
     expected = {name: (FP32, tuple(tensor.shape)) for name, tensor in parameters}
     if stored.arrays.tensors != expected:
         raise weights_misfit(stored.arrays.path)

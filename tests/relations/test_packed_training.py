@@ -563,7 +563,7 @@ def train(
 @pytest.mark.parametrize("positions", [None, 300])
 def test_training_by_cuda_graphs_is_bit_for_bit_the_same(train, positions):
     losses, weights, trainer = train(with_graphs=True, positions=positions)
-    assert len(trainer.gradients.graphs) > 0
+    assert len(trainer.accumulator.graphs) > 0
     expected, plain, _ = train(with_graphs=False, positions=positions)
     assert losses == expected
     assert losses[-1] < losses[0]
@@ -577,10 +577,10 @@ def test_a_batch_loss_packs_by_itself(config: ModelConfig):
     model = Transformer(config).to(DEVICE)
     batch = random_batch(config.vocab_size)
     packing = BatchLoss(fuse(model), 0.1, hardware)
-    assert packing.is_packed
+    assert packing.can_pack
     plain = BatchLoss(model, 0.1, hardware)
-    assert not plain.is_packed
-    assert not BatchLoss(fuse(model), 0.1, hardware, consistency=1.0).is_packed
+    assert not plain.can_pack
+    assert not BatchLoss(fuse(model), 0.1, hardware, consistency=1.0).can_pack
     assert relative_error(packing(batch).smoothed, plain(batch).smoothed) < TOLERANCE
     with torch.no_grad():
         model.eval()

@@ -342,29 +342,29 @@ class Batcher:
         self._augmentation = augmentation
 
     def epoch(
-        self, epoch: int, first: int = 0, first_step: int = 0
+        self, epoch: int, first: int = 0, steps_before: int = 0
     ) -> Iterator[Update]:
         """Yield the updates of an epoch in random order, starting at index `first`.
 
-        `first_step` is the number of updates of the training before the epoch. It
+        `steps_before` is the number of updates of the training before the epoch. It
         determines the stage of a mixture, at whose end the epoch ends.
         """
         if self._augmentation is None:
-            updates = self._updates(self._pairs(epoch, first_step), epoch, first)
+            updates = self._updates(self._pairs(epoch, steps_before), epoch, first)
         else:
-            updates = self._augmented(epoch, first, first_step, self._augmentation)
+            updates = self._augmented(epoch, first, steps_before, self._augmentation)
         if self.mixture is None:
             return updates
-        stage = self.mixture.stage_at(first_step)
+        stage = self.mixture.stage_at(steps_before)
         if stage.end is None:
             return updates
-        return islice(updates, max(stage.end - first_step - first, 0))
+        return islice(updates, max(stage.end - steps_before - first, 0))
 
-    def _pairs(self, epoch: int, first_step: int) -> Integer[np.ndarray, " pairs"]:
+    def _pairs(self, epoch: int, steps_before: int) -> Integer[np.ndarray, " pairs"]:
         """Return the pairs of an epoch, not yet in random order."""
         if self.mixture is None:
             return np.arange(len(self.dataset), dtype=np.uint32)
-        stage = self.mixture.stage_at(first_step)
+        stage = self.mixture.stage_at(steps_before)
         return self.mixture.draw(epoch, stage, self._seed)
 
     def _updates(
@@ -382,16 +382,16 @@ class Batcher:
             first = max(first - len(bounds), 0)
 
     def _augmented(
-        self, epoch: int, first: int, first_step: int, augmentation: "Augmentation"
+        self, epoch: int, first: int, steps_before: int, augmentation: "Augmentation"
     ) -> Iterator[Update]:
         """Yield the updates of an epoch with changed pairs.
 
         The number of updates of a part does not depend on its changes, so that a
         resumed run need not make those of earlier parts.
         """
-        parts = self._augmented_parts(epoch, first_step)
+        parts = self._augmented_parts(epoch, steps_before)
         counts = [self._num_updates(part) for part in parts]
-        end = self._end_of_epoch(first_step, sum(counts))
+        end = self._end_of_epoch(steps_before, sum(counts))
         for number, (part, num_updates) in enumerate(zip(parts, counts, strict=True)):
             if first >= num_updates:
                 first -= num_updates
@@ -439,18 +439,18 @@ class Batcher:
         return [batches[i] for i in self.mixture.in_even_order(pairs)]
 
     def _augmented_parts(
-        self, epoch: int, first_step: int
+        self, epoch: int, steps_before: int
     ) -> list[Integer[np.ndarray, " _"]]:
         random = np.random.default_rng((self._seed, epoch))
-        pairs = random.permutation(self._pairs(epoch, first_step))
+        pairs = random.permutation(self._pairs(epoch, steps_before))
         return _in_parts(pairs, AUGMENTED_PAIRS)
 
-    def _end_of_epoch(self, first_step: int, num_updates: int) -> int:
+    def _end_of_epoch(self, steps_before: int, num_updates: int) -> int:
         """Return the number of updates of the training up to the end of an epoch."""
-        end = first_step + num_updates
+        end = steps_before + num_updates
         if self.mixture is None:
             return end
-        stage = self.mixture.stage_at(first_step)
+        stage = self.mixture.stage_at(steps_before)
         return end if stage.end is None else min(end, stage.end)
 
     def _num_updates(self, pairs: Integer[np.ndarray, " pairs"]) -> int:

@@ -225,7 +225,7 @@ class Stage:
 
     number: int
     """Number of the stage, from 1."""
-    first_step: int
+    steps_before: int
     """Number of updates before the stage."""
     end: int | None
     """Number of updates up to its end; None for the last stage."""
@@ -254,7 +254,7 @@ class CorpusMixture:
         self.stages = tuple(
             Stage(
                 number=number,
-                first_step=first or 0,
+                steps_before=first or 0,
                 end=end,
                 draws=self._draws(weights),
             )
@@ -276,7 +276,7 @@ class CorpusMixture:
         numbers = list[int]()
         for stage in self.stages:
             end = steps.stop if stage.end is None else min(steps.stop, stage.end)
-            number = end - max(steps.start, stage.first_step)
+            number = end - max(steps.start, stage.steps_before)
             if number > 0:
                 found.append(stage)
                 numbers.append(number)
@@ -285,7 +285,7 @@ class CorpusMixture:
     def begins_stage(self, step: int) -> bool:
         """Return whether the update that follows after `step` updates is a stage's
         first."""
-        return self.stage_at(step).first_step == step
+        return self.stage_at(step).steps_before == step
 
     def draw(self, epoch: int, stage: Stage, seed: int) -> Integer[np.ndarray, " _"]:
         """Return the indices of an epoch's pairs, corpus by corpus.

@@ -43,8 +43,8 @@ from transduce.search_config import SearchConfig
 
 FIRST_COLUMNS = 32
 """Tokens that a new state can hold; twice as many whenever they are not enough."""
-ENDLESS = 2**62
-"""Number of tokens that no search reaches."""
+UNLIMITED = 2**62
+"""Limit that no search reaches, of tokens or of hypotheses."""
 
 
 def beam_search(
@@ -119,8 +119,8 @@ class HypothesisArrays(SentenceArrays):
 
 
 @dataclass(slots=True, kw_only=True)
-class Targets(SentenceArrays):
-    """Bounds of each sentence's output."""
+class OutputConstraints(SentenceArrays):
+    """Length limit and prefix of each sentence's output."""
 
     max_lengths: Int64[np.ndarray, " sentences"]
     """Most tokens of the output, the end token included."""
@@ -187,7 +187,7 @@ class FinishedHypotheses(HypothesisArrays):
 class BeamState:
     """Beams of all live sentences between two steps."""
 
-    targets: Targets
+    constraints: OutputConstraints
     live: Beams
     finished: FinishedHypotheses
     num_finished: Int64[np.ndarray, " sentences"]
@@ -195,7 +195,7 @@ class BeamState:
 
     def keep(self, is_kept: Bool[np.ndarray, " sentences"]) -> None:
         """Drop all other sentences."""
-        self.targets.keep(is_kept)
+        self.constraints.keep(is_kept)
         self.live.keep(is_kept)
         self.finished.keep(is_kept)
         self.num_finished = self.num_finished[is_kept]
@@ -203,11 +203,11 @@ class BeamState:
     def join(self, other: "BeamState") -> None:
         """Append the sentences of another state with groups of the same size."""
         columns = max(state.live.columns for state in (self, other))
-        num_forced = max(state.targets.prefixes.shape[1] for state in (self, other))
+        num_forced = max(state.constraints.prefixes.shape[1] for state in (self, other))
         for state in (self, other):
             state.widen(columns)
-            state.targets.widen(num_forced)
-        self.targets.join(other.targets)
+            state.constraints.widen(num_forced)
+        self.constraints.join(other.constraints)
         self.live.join(other.live)
         self.finished.join(other.finished)
         self.num_finished = np.concatenate([self.num_finished, other.num_finished])
@@ -227,8 +227,8 @@ def initial_state(
     for row, prefix in zip(forced, prefixes, strict=True):
         row[: len(prefix)] = prefix
     return BeamState(
-        targets=Targets(
-            max_lengths=np.array([min(n, ENDLESS) for n in max_lengths], np.int64),
+        constraints=OutputConstraints(
+            max_lengths=np.array([min(n, UNLIMITED) for n in max_lengths], np.int64),
             prefixes=forced,
         ),
         live=Beams(
@@ -276,7 +276,7 @@ class BeamSearch:
         self._eos = eos
         self._excluded = excluded
         self._coverage = coverage
-        self._max_hypotheses = min(max_hypotheses or ENDLESS, config.beam_size)
+        self._max_hypotheses = min(max_hypotheses or UNLIMITED, config.beam_size)
         self.live = [Sentence() for _ in max_lengths]
         """Sentences that are not done."""
 
@@ -318,7 +318,7 @@ class BeamSearch:
 
     def _forced(self) -> Int64[np.ndarray, " sentences"] | None:
         """Return the forced token of each sentence, or None if no sentence has one."""
-        forced = self._state.targets.forced_at(self._state.live.lengths)
+        forced = self._state.constraints.forced_at(self._state.live.lengths)
         return forced if (forced != NOT_FORCED).any() else None
 
     def _restrictions(
@@ -399,7 +399,7 @@ class BeamSearch:
     def _are_done(self) -> Bool[np.ndarray, " sentences"]:
         """Return which sentences need no further step."""
         state, config = self._state, self._config
-        max_lengths = state.targets.max_lengths
+        max_lengths = state.constraints.max_lengths
         best = np.fmax.reduce(state.live.totals, axis=1)  # ignores NaN
         is_over = (best == -math.inf) | (state.live.lengths >= max_lengths)
         worst_wanted = state.finished.scores[:, config.num_best - 1]
@@ -441,7 +441,7 @@ class BeamSearch:
             num_truncated = state.live.totals.shape[1]
         elif (
             self._config.ranks_truncated
-            and state.live.lengths[number] >= state.targets.max_lengths[number]
+            and state.live.lengths[number] >= state.constraints.max_lengths[number]
         ):
             num_truncated = int(state.live.num_end_candidates[number])
         found += [
@@ -458,7 +458,7 @@ class BeamSearch:
         return Hypothesis(
             ids=tuple(finished.tokens[place][:length].tolist()),
             log_probability=total,
-            token_log_probabilities=_gains(
+            token_log_probabilities=_token_log_probabilities(
                 [*finished.sums[place][:length].tolist(), total]
             ),
             score=float(finished.scores[place]),
@@ -470,12 +470,14 @@ class BeamSearch:
         return Hypothesis(
             ids=tuple(beams.tokens[place][:length].tolist()),
             log_probability=total,
-            token_log_probabilities=_gains(beams.sums[place][:length].tolist()),
+            token_log_probabilities=_token_log_probabilities(
+                beams.sums[place][:length].tolist()
+            ),
             score=self._config.score(total, length, float(beams.coverage[place])),
             is_finished=False,
         )
 
 
-def _gains(sums: Sequence[float]) -> tuple[float, ...]:
+def _token_log_probabilities(sums: Sequence[float]) -> tuple[float, ...]:
     """Return the log-probability of each token; `sums` are those of the prefixes."""
     return tuple(now - before for before, now in pairwise([0.0, *sums]))

@@ -58,7 +58,7 @@ class GreedySearch:
         """Prepare the first step; settings for beams have no effect."""
         prefixes = prefixes or [()] * len(max_lengths)
         self.live = [
-            _Path(limit, prefix, eos, config)
+            _GreedySentence(limit, prefix, eos, config)
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
         ]
         """Sentences that are not done."""
@@ -72,7 +72,7 @@ class GreedySearch:
 
         Returns the rows that continue and the token of each.
         """
-        forced = np.array([path.forced for path in self.live], dtype=np.int64)
+        forced = np.array([each.forced for each in self.live], dtype=np.int64)
         # Two candidates, since the end token may come too early. Earlier tokens do not
         # matter, so all totals are 0.
         query = CandidateQuery(
@@ -81,17 +81,21 @@ class GreedySearch:
             excluded=excluded_now(self._excluded),
             forced=forced if (forced != NOT_FORCED).any() else None,
             restrictions=restrictions_after(
-                [p.ids if p.forced == NOT_FORCED else None for p in self.live],
+                [s.ids if s.forced == NOT_FORCED else None for s in self.live],
                 self._config,
             ),
         )
         found = find_candidates(logits, query)
-        gains, tokens = found.log_probabilities.tolist(), found.tokens.tolist()
-        for path, path_gains, path_tokens in zip(self.live, gains, tokens, strict=True):
-            path.grow(path_gains, path_tokens)
-        kept = [i for i, path in enumerate(self.live) if not path.hypotheses]
+        for sentence, log_probs, tokens in zip(
+            self.live,
+            found.log_probabilities.tolist(),
+            found.tokens.tolist(),
+            strict=True,
+        ):
+            sentence.grow(log_probs, tokens)
+        kept = [i for i, each in enumerate(self.live) if not each.hypotheses]
         self.live = [self.live[i] for i in kept]
-        last_ids = [path.ids[-1] for path in self.live]
+        last_ids = [each.ids[-1] for each in self.live]
         rows, last = np.array([kept, last_ids], dtype=np.int64)
         return rows[:, None], last[:, None]
 
@@ -100,15 +104,15 @@ class GreedySearch:
         self.live = [*self.live, *other.live]
 
 
-class _Path(Sentence):
-    """A sentence with its tokens so far."""
+class _GreedySentence(Sentence):
+    """A sentence with the tokens of its only hypothesis so far."""
 
     def __init__(
         self, max_length: int, prefix: Sequence[int], eos: int, config: SearchConfig
     ) -> None:
         super().__init__()
         self.ids: list[int] = []
-        self._gains: list[float] = []
+        self._log_probs: list[float] = []
         self._max_length = max_length
         self._prefix = prefix
         self._eos = eos
@@ -120,30 +124,30 @@ class _Path(Sentence):
         length = len(self.ids)
         return self._prefix[length] if length < len(self._prefix) else NOT_FORCED
 
-    def grow(self, gains: Sequence[float], tokens: Sequence[int]) -> None:
+    def grow(self, log_probs: Sequence[float], tokens: Sequence[int]) -> None:
         """Append the better of two tokens, but no end token before `min_length`.
 
-        A path that no token may follow is truncated.
+        A hypothesis that no token may follow is truncated.
         """
         is_early = len(self.ids) < self._config.min_length
         chosen = 1 if is_early and tokens[0] == self._eos else 0
-        if self.ids and gains[chosen] == -math.inf:
+        if self.ids and log_probs[chosen] == -math.inf:
             self.hypotheses = [self._hypothesis(is_finished=False)]
             return
         self.ids.append(tokens[chosen])
-        self._gains.append(gains[chosen])
+        self._log_probs.append(log_probs[chosen])
         is_finished = self.ids[-1] == self._eos
         if is_finished or len(self.ids) >= self._max_length:
             self.hypotheses = [self._hypothesis(is_finished=is_finished)]
 
     def _hypothesis(self, *, is_finished: bool) -> Hypothesis:
         total = 0.0
-        for gain in self._gains:
-            total += gain  # `sum` compensates for rounding in Python 3.12 and later
+        for each in self._log_probs:
+            total += each  # `sum` compensates for rounding in Python 3.12 and later
         return Hypothesis(
             ids=tuple(self.ids[:-1] if is_finished else self.ids),
             log_probability=total,
-            token_log_probabilities=tuple(self._gains),
+            token_log_probabilities=tuple(self._log_probs),
             score=self._config.score(total, len(self.ids)),
             is_finished=is_finished,
         )

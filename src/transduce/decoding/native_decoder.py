@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.beam_search import ENDLESS, BeamSearch
+from transduce.decoding.beam_search import UNLIMITED, BeamSearch
 from transduce.decoding.candidates import (
     CandidateQuery,
     Candidates,
@@ -195,7 +195,9 @@ class NativeSearch:
         self, max_lengths: Sequence[int], eos: int, prefixes: Sequence[Sequence[int]]
     ) -> Any:
         """Return a new `td_search`, which copies the arrays that it is given."""
-        limits = np.array([min(each, ENDLESS) for each in max_lengths], dtype=np.int64)
+        limits = np.array(
+            [min(each, UNLIMITED) for each in max_lengths], dtype=np.int64
+        )
         prefix_tokens = RowTokens.of(prefixes)
         prefix_lengths = np.diff(prefix_tokens.offsets)
         excluded = np.array(self._excluded, dtype=np.int64)
@@ -235,7 +237,7 @@ class NativeSearch:
             "min_length": config.min_length,
             "num_best": 1 if is_greedy else config.num_best,
             "end_candidates": 1 if is_greedy else config.end_candidates,
-            "finished_limit": min(config.finished_limit or ENDLESS, ENDLESS),
+            "finished_limit": min(config.finished_limit or UNLIMITED, UNLIMITED),
             "ranks_truncated": config.ranks_truncated,
             "length_penalty": config.length_penalty,
             "is_power_penalty": config.penalty == "power",

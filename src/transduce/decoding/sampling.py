@@ -63,10 +63,10 @@ class Sampling:
         """
         group_size, count = logits.shape[1], self._config.number
         uniforms = np.stack([each.uniforms() for each in self.live])
-        tokens, gains = self._draw(logits, uniforms)
-        drawn = zip(self.live, tokens.tolist(), gains.tolist(), strict=True)
-        for each, row, gain in drawn:
-            each.append(row, gain)
+        tokens, log_probs = self._draw(logits, uniforms)
+        drawn = zip(self.live, tokens.tolist(), log_probs.tolist(), strict=True)
+        for each, row, row_log_probs in drawn:
+            each.append(row, row_log_probs)
         kept = [i for i, each in enumerate(self.live) if not each.hypotheses]
         self.live = [self.live[i] for i in kept]
         parents = np.minimum(np.arange(count), group_size - 1)
@@ -91,14 +91,14 @@ class Sampling:
 
             return draw_by_torch(logits, uniforms, self._config, self._excluded)
         tokens = np.empty(uniforms.shape, dtype=np.int64)
-        gains = np.empty(uniforms.shape, dtype=np.float32)
+        log_probs = np.empty(uniforms.shape, dtype=np.float32)
         # One sentence at a time, whose logits then stay in the processor's cache.
         each = zip(logits, uniforms, strict=True)
         for number, (group_logits, group_uniforms) in enumerate(each):
-            tokens[number], gains[number] = self._draw_for_sentence(
+            tokens[number], log_probs[number] = self._draw_for_sentence(
                 group_logits, group_uniforms
             )
-        return tokens, gains
+        return tokens, log_probs
 
     def _draw_for_sentence(
         self,
@@ -193,7 +193,7 @@ class _Samples(Sentence):
         super().__init__()
         self._random = np.random.default_rng((config.seed, *seed))
         self._ids: list[list[int]] = [[] for _ in range(config.number)]
-        self._gains: list[list[float]] = [[] for _ in range(config.number)]
+        self._log_probs: list[list[float]] = [[] for _ in range(config.number)]
         self._max_length = max_length
         self._eos = eos
 
@@ -201,13 +201,13 @@ class _Samples(Sentence):
         """Return a random number in [0, 1) for the next token of each sample."""
         return self._random.random(len(self._ids))
 
-    def append(self, tokens: list[int], gains: list[float]) -> None:
+    def append(self, tokens: list[int], log_probs: list[float]) -> None:
         """Append drawn tokens to the samples that are not done."""
-        each = zip(self._ids, self._gains, tokens, gains, strict=True)
-        for ids, so_far, token, gain in each:
+        each = zip(self._ids, self._log_probs, tokens, log_probs, strict=True)
+        for ids, so_far, token, log_prob in each:
             if not self._is_done(ids):
                 ids.append(token)
-                so_far.append(gain)
+                so_far.append(log_prob)
         if all(map(self._is_done, self._ids)):
             self.hypotheses = self._sorted()
 
@@ -215,12 +215,12 @@ class _Samples(Sentence):
         found = [
             Hypothesis(
                 ids=tuple(i for i in ids if i != self._eos),
-                log_probability=sum(gains),
-                token_log_probabilities=tuple(gains),
-                score=sum(gains),
+                log_probability=sum(log_probs),
+                token_log_probabilities=tuple(log_probs),
+                score=sum(log_probs),
                 is_finished=ids[-1] == self._eos,
             )
-            for ids, gains in zip(self._ids, self._gains, strict=True)
+            for ids, log_probs in zip(self._ids, self._log_probs, strict=True)
         ]
         return sorted(found, key=lambda h: h.score, reverse=True)
 

@@ -266,8 +266,8 @@ def draw_by_torch(
     shape = (*uniforms.shape, logits.size(-1))
     on_device = torch.from_numpy(uniforms).to(logits.device)
     tokens = _draw(allowed.expand(shape), on_device, config)
-    gains = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
-    return tokens.cpu().numpy(), gains.cpu().numpy()
+    chosen = log_probs.expand(shape).gather(-1, tokens[..., None]).squeeze(-1)
+    return tokens.cpu().numpy(), chosen.cpu().numpy()
 
 
 def _draw(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import architecture_of, require_transformer
 from transduce.architectures.interface import EncodedSource, Stepper, TransductionModel
-from transduce.checkpoint import Checkpoint, built, require_fitting_weights
+from transduce.checkpoint import Checkpoint, build_with_weights, require_fitting_weights
 from transduce.data.tensors import pad_rows
 from transduce.decoding.graphed_decoder import CudaGraphs, GraphedDecoder, StepGraphs
 from transduce.decoding.native_decoder import (
@@ -159,7 +159,7 @@ def prepare(
     if isinstance(checkpoint, ModelFolder):
         require_fitting_weights(checkpoint)
     weights = {n: torch.from_numpy(w) for n, w in checkpoint.arrays.items()}
-    model = built(checkpoint.config, weights)
+    model = build_with_weights(checkpoint.config, weights)
     ready = prepare_model(model, precision, torch.device(device))
     return replace(ready, shortlist=checkpoint.shortlist)
 

@@ -16,7 +16,7 @@ from transduce.checkpoint import (
     TrainingState,
     average,
     build,
-    built,
+    build_with_weights,
     load_model,
     load_training_state,
     save_model,
@@ -183,7 +183,7 @@ class RunCheckpoints:
         path, state = self._folder.path / START, None
         try:
             weights = first_weights(load_model(path), self._config.model)
-            model = built(self._config.model, weights)
+            model = build_with_weights(self._config.model, weights)
             if self._folder.start.get("keeps_optimizer"):
                 state = load_training_state(path)
         except VersionError:

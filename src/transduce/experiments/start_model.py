@@ -19,7 +19,7 @@ from transduce.checkpoint import (
     Checkpoint,
     Progress,
     TrainingState,
-    built,
+    build_with_weights,
     load_model,
     load_training_state,
     save_training,
@@ -269,7 +269,7 @@ def _changed_sizes(start: StartModel, config: RunConfig) -> Iterator[str]:
         yield "the settings are of another architecture"
         return
     try:
-        built(config.model, start.model.weights)
+        build_with_weights(config.model, start.model.weights)
     except CheckpointError:
         for name, before, now in _differences(start, config):
             if name not in FREE_MODEL_SETTINGS:
@@ -309,7 +309,7 @@ def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
             "moments would change the embedding of the start token, but "
             "`model.learned_start` is false; leave one of them out."
         )
-    model = built(config.model, start.model.weights)
+    model = build_with_weights(config.model, start.model.weights)
     require_moments(model, config.training, start.state.tensors)
 
 

@@ -27,7 +27,7 @@ from transduce.architectures.config import (
     num_parameters,
     scaled,
 )
-from transduce.checkpoint import build, outline
+from transduce.checkpoint import build, build_on_meta
 from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.prepared_corpus import (
@@ -256,7 +256,7 @@ def training_flops(config: RunConfig) -> float:
     length, training = MEAN_LENGTH, config.training
     if str(config.tokenizer.kind) == "character":
         length *= CHARACTERS_A_PIECE
-    model = outline(config.sized_model)
+    model = build_on_meta(config.sized_model)
     lengths = np.array([length])
     by_reward = training.steps - training.likelihood_steps
     num_passes = training.likelihood_steps * training.num_passes + by_reward

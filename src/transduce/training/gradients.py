@@ -179,7 +179,7 @@ class MicroBatchReader:
     def epoch(self, start: Progress) -> Iterator[LoadedMicroBatch]:
         """Load this process's part of the remaining updates of an epoch."""
         updates = self._batcher.epoch(
-            start.epoch, first=start.update, first_step=start.step - start.update
+            start.epoch, first=start.update, steps_before=start.step - start.update
         )
         for step, update in enumerate(updates, start.step + 1):
             own = own_micro_batches(self._parts(update, step), self._processes)
@@ -625,7 +625,7 @@ def is_worth_compiling(batch_loss: BatchLoss, hardware: Hardware, updates: int) 
     skip.
     """
     is_slow = hardware.device.type == "cuda" and not (
-        batch_loss.is_guided or batch_loss.is_packed
+        batch_loss.is_guided or batch_loss.can_pack
     )
     has_layers = isinstance(batch_loss.model, Transformer)
     return is_slow and has_layers and updates >= MIN_UPDATES

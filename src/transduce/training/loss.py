@@ -74,8 +74,8 @@ class BatchLoss(nn.Module):
         return self._guidance is not None
 
     @property
-    def is_packed(self) -> bool:
-        """Whether the sentences of a batch are computed without padding."""
+    def can_pack(self) -> bool:
+        """Whether the loss can be computed without padding, on packed sentences."""
         model = self.model
         return (
             not self.is_guided
@@ -90,7 +90,7 @@ class BatchLoss(nn.Module):
         """Return the losses of a batch; with samples, a `RewardLoss`."""
         if isinstance(batch, PackedBatch):
             return self._packed_cross_entropy(batch)
-        if samples is None and self.is_packed:
+        if samples is None and self.can_pack:
             packed = batch.packed()
             # Padding has no target. Only the loss that computes gradients ignores such
             # rows; the other needs a target for each.

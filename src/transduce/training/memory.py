@@ -109,7 +109,7 @@ def find_micro_batch(
     the same time. The model's gradients are dropped. Raises `ConfigError` if not even
     one pair fits.
     """
-    is_packed = batch_loss.is_packed
+    is_packed = batch_loss.can_pack
     longest = batcher.largest_update() if is_packed else batcher.longest_batch()
     trials = _Trials(
         batch_loss, batcher.dataset, hardware, graphs if is_packed else None

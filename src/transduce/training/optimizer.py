@@ -1,7 +1,8 @@
 """Optimizers and learning rates: Adam and equation 3 (section 5.3), Muon, and SGD.
 
-To add a schedule, add its name to `Schedule` in `training/config.py`, and its formula
-to `schedule_factor`.
+`WeightOptimizer` updates the weights of a model by the optimizers of its settings.
+`scheduled_rate` is the learning rate of an update, by equation 3 (`inverse_sqrt_rate`)
+or by another schedule (`schedule_factor`).
 """
 
 import inspect
@@ -396,8 +397,8 @@ def require_moments(
         )
 
 
-def learning_rate(step: int, d_model: int, warmup_steps: int) -> float:
-    """Return the learning rate of equation 3; steps count from 1.
+def inverse_sqrt_rate(step: int, d_model: int, warmup_steps: int) -> float:
+    """Return the learning rate of equation 3 for an update; steps count from 1.
 
     lrate = d_model^-0.5 * min(step^-0.5, step * warmup_steps^-1.5)
     """
@@ -457,7 +458,7 @@ def scheduled_rate(step: int, d_model: int, config: TrainingConfig) -> float:
     """
     cooldown = cooldown_factor(step, config.steps, config.cooldown_share)
     if config.schedule == "inverse-sqrt":
-        rate = learning_rate(step, d_model, config.warmup_steps)
+        rate = inverse_sqrt_rate(step, d_model, config.warmup_steps)
         return config.learning_rate_scale * rate * cooldown
     is_sgd = uses_sgd(step, config)
     peak = config.sgd_learning_rate if is_sgd else config.learning_rate

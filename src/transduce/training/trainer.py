@@ -148,7 +148,7 @@ class Trainer:
             refinement.likelihood_weight if refinement else 0.0,
             config.consistency,
         )
-        self.gradients = GradientAccumulator(
+        self.accumulator = GradientAccumulator(
             self._batch_loss, hardware, processes, config.seed
         )
         self._optimizer = WeightOptimizer(self.model, config, hardware.dtype, processes)
@@ -201,7 +201,7 @@ class Trainer:
             self._batcher.longest_possible(),
             self._hardware,
             num_processes,
-            self.gradients.graphs,
+            self.accumulator.graphs,
         )
         free_bytes = self._hardware.free_bytes(num_processes)
         del moments
@@ -304,7 +304,7 @@ class Trainer:
 
         Call it in all processes: each waits until all have told whether they can.
         """
-        cannot = not self._batch_loss.is_packed
+        cannot = not self._batch_loss.can_pack
         # All must split updates alike.
         return not self._processes.all_reduce_any(cannot, self._hardware.device)
 
@@ -418,7 +418,7 @@ class Trainer:
             if not self.model.training:  # setting each module takes a while
                 self.model.train()
         at_once = self._num_at_once(update, flops)
-        losses = self.gradients.accumulate(self.progress.step, loaded, at_once)
+        losses = self.accumulator.accumulate(self.progress.step, loaded, at_once)
         max_norm = self._config.clip_norm
         norms = [] if max_norm is None else [self._optimizer.clip(max_norm)]
         self._optimizer.step(rate)

@@ -546,7 +546,7 @@ def test_the_pairs_of_each_corpus_are_counted_before_they_change(make_dataset):
         )
     shares = np.sum([update.corpus_pairs for update in updates], axis=0)
     assert shares[0] / shares.sum() == pytest.approx(0.75, abs=0.1)
-    second_stage = list(batcher.epoch(1, first_step=30))
+    second_stage = list(batcher.epoch(1, steps_before=30))
     assert len(second_stage) == 8
     assert all(update.corpus_pairs[0] == 0 for update in second_stage)
 

@@ -128,9 +128,9 @@ def test_an_epoch_ends_with_its_stage(make_dataset):
     assert len(list(batcher.epoch(0))) == 3
     assert len(list(batcher.epoch(0, first=1))) == 2
     assert not list(batcher.epoch(0, first=3))
-    assert len(list(batcher.epoch(0, first=1, first_step=4))) == 0
-    assert all(u.corpus_pairs[0] == 0 for u in batcher.epoch(1, first_step=3))
-    assert len(list(batcher.epoch(0, first_step=5))) > 3
+    assert len(list(batcher.epoch(0, first=1, steps_before=4))) == 0
+    assert all(u.corpus_pairs[0] == 0 for u in batcher.epoch(1, steps_before=3))
+    assert len(list(batcher.epoch(0, steps_before=5))) > 3
 
 
 def test_an_epoch_that_goes_on_yields_the_updates_that_were_left(make_dataset):
