@@ -11,7 +11,7 @@ from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import Hardware
 from transduce.errors import ConfigError, DataError, neither_or_both
 from transduce.experiments.contradictions import refuse_contradictions
-from transduce.experiments.pipeline import resolved
+from transduce.experiments.pipeline import checked_settings
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_processes import (
     Experiment,
@@ -69,7 +69,7 @@ def require_possible(
     first = {run.row: run for run in reversed(runs) if not run.has_begun}
     for row, run in reversed(first.items()):
         try:
-            resolved(run.config, files, hardware, None, None)
+            checked_settings(run.config, files, hardware, None, None)
         except ConfigError as error:
             raise _with_row(row, error) from None
 

@@ -45,7 +45,7 @@ from transduce.experiments.distillation_report import (
     measure_models,
     write_report,
 )
-from transduce.experiments.pipeline import RunObserver, resolved, resume
+from transduce.experiments.pipeline import RunObserver, checked_settings, resume
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import ADAPT, RunConfig, require_task
 from transduce.experiments.presets import preset as preset_named
@@ -437,7 +437,7 @@ class _Steps:
             self._encoder = PairEncoder(tokenizer=tokenizer)
         self._plan = replace(plan, student=_student(plan, translator, self._encoder))
         like_pairs = replace(_files(plan), target=plan.reference or plan.source)
-        resolved(self._plan.student, like_pairs, hardware, None, self._encoder)
+        checked_settings(self._plan.student, like_pairs, hardware, None, self._encoder)
         text = InputText(paths=plan.source, references=plan.reference)
         self._figures = text.figures()
         self._pairs = _pair_paths(out, self._plan.student.languages)

@@ -3,9 +3,9 @@
 Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in it;
 `resume` continues a run from its newest usable checkpoint.
 
-Both train by `_RunTraining`. It loads the newest state (`_newest`), trains to the end,
-or back from a checkpoint if the loss diverges (`_train_to_the_end`), scores each
-checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
+Both train by `_RunTraining`. It loads the newest checkpoint (`_load_newest`), trains to
+the end, or again from a checkpoint if the loss diverges (`_train_to_the_end`), scores
+each checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
 modules beside this one: `run_corpus` and `run_folder` read and write files,
 `run_trainer` makes the trainer, `run_checkpoints` keeps checkpoints and chooses the
 final model, and `dev_corpus` scores them.
@@ -267,7 +267,7 @@ def train(
         encoder=start.encoder(config.corpora) if start else encoder,
         dictionary=dictionary,
     )
-    config = resolved(config, files, hardware, start, request.encoder)
+    config = checked_settings(config, files, hardware, start, request.encoder)
     new = None
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
@@ -329,8 +329,9 @@ def _prepared(
 ) -> _NewRun:
     """Prepare the corpus of a new run in its folder, and check it.
 
-    `config` has the settings of the request after `resolved`. Warns if the `patience`
-    that was requested is left out. After an error the folder is as it was before.
+    `config` is the result of `checked_settings` for the request. Warns if the
+    `patience` that was requested is left out. After an error the folder is as it was
+    before.
     """
     files, start = request.files, request.start
     with RunFolder.create(
@@ -360,16 +361,19 @@ def _prepared(
         )
 
 
-def resolved(
+def checked_settings(
     config: RunConfig,
     files: RunFiles,
     hardware: Hardware,
     start: StartModel | None,
     encoder: PairEncoder | None,
 ) -> RunConfig:
-    """Return settings with the languages of the run.
+    """Check the settings of a new run, and return them with the run's languages.
 
-    Raises `ConfigError` if the settings do not fit the files or the model.
+    Languages that are not given are those of the files' endings, or of the model to
+    start from. Raises `ConfigError` if settings contradict each other, the files or
+    that model, or if the model cannot fit in memory, and `RequestError` if a score on
+    the dev corpus needs a package that is missing.
     """
     languages, model = config.languages, config.model
     if start is None:
@@ -587,7 +591,7 @@ class _RunTraining:
 
     def _trainer(self) -> Trainer:
         """Return a trainer in the state of the newest usable checkpoint."""
-        model, state = self._newest()
+        model, state = self._load_newest()
         dataset = open_training_set(self._run)
         self._augmentation = augmentation_of(
             self._run, dataset, self._processes, self._warn
@@ -622,24 +626,17 @@ class _RunTraining:
             advice=new.advice if new else (),
         )
 
-    def _newest(self, *, has_diverged: bool = False) -> TrainingPoint:
-        """Return the newest usable checkpoint, or a new model if nothing is saved.
+    def _load_newest(self, *, has_diverged: bool = False) -> TrainingPoint:
+        """Load the newest usable checkpoint, or a new model if nothing is saved.
 
-        Damaged checkpoints are set aside and, after a divergence, those that were saved
-        while the loss was rising. Raises `CheckpointError` if none is left.
+        The first process sets damaged checkpoints aside and, after a divergence, those
+        that were saved while the loss was rising; it also drops later entries of the
+        log. Then the others load. Raises `CheckpointError` if no checkpoint is left, or
+        if the processes find different ones.
         """
         if self._processes.is_first:
             self._folder.clear_leftovers()
-        else:
-            self._processes.barrier()  # until the first has set damaged ones aside
-        if has_diverged:
-            found = self._checkpoints.newest_before_divergence()
-        else:
-            found = self._checkpoints.newest()
-        with SEEDING:
-            torch.manual_seed(self._config.training.seed)
-            point = found or self._checkpoints.first()
-        if self._processes.is_first:
+            point = self._newest_point(has_diverged=has_diverged)
             state = point.state
             self._folder.log.forget_after(
                 point.step,
@@ -647,6 +644,9 @@ class _RunTraining:
                 is_lowered=state is not None and state.progress.rate_factor < 1,
             )
             self._processes.barrier()
+        else:
+            self._processes.barrier()
+            point = self._newest_point(has_diverged=has_diverged)
         step = float(point.step)
         if self._processes.all_reduce_min(step, self._hardware.device) != step:
             raise CheckpointError(
@@ -654,6 +654,19 @@ class _RunTraining:
                 "but do not; wait until the shared disk has them, and resume."
             )
         return point
+
+    def _newest_point(self, *, has_diverged: bool) -> TrainingPoint:
+        """Return the newest usable checkpoint, or else a new model, drawn by the seed.
+
+        After a divergence, checkpoints with a rising loss cannot be used either.
+        """
+        if has_diverged:
+            found = self._checkpoints.newest_before_divergence()
+        else:
+            found = self._checkpoints.newest()
+        with SEEDING:
+            torch.manual_seed(self._config.training.seed)
+            return found or self._checkpoints.first()
 
     def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
         if not self._processes.is_first:
@@ -724,7 +737,7 @@ class _RunTraining:
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
         """Train to the end; once, a loss that diverges lowers the learning rate."""
-        while (diverged := self._train(trainer)) is not None:
+        while (diverged := self._train_until_divergence(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
                 has_peak = self._config.training.schedule != "inverse-sqrt"
                 name = "learning_rate" if has_peak else "learning_rate_scale"
@@ -735,7 +748,7 @@ class _RunTraining:
             # Unlike the paper: a run whose loss diverges goes back to its last good
             # checkpoint, once, and continues at half the learning rate. The paper does
             # not mention such runs. On by default.
-            model, state = self._newest(has_diverged=True)
+            model, state = self._load_newest(has_diverged=True)
             trainer.model.load_state_dict(model.state_dict())
             trainer.restore(state)
             trainer.lower_learning_rate(DIVERGED_RATE_FACTOR)
@@ -752,8 +765,8 @@ class _RunTraining:
             for observer in self._observers:
                 observer.went_back(trainer.progress.step)
 
-    def _train(self, trainer: Trainer) -> DivergedError | None:
-        """Train to the end, or until the loss diverges."""
+    def _train_until_divergence(self, trainer: Trainer) -> DivergedError | None:
+        """Train to the end, or until the loss diverges; return that error."""
         self._decay_at_plateau(trainer)  # a checkpoint is saved before it is scored
         if self._processes.all_reduce_any(
             self._is_over(trainer), self._hardware.device
