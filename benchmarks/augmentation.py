@@ -27,7 +27,7 @@ from machine import describe_machine, minutes_of
 import transduce
 from commands import train
 from transduce.data.augmentation import CHUNK_PAIRS, PairAugmenter, largest_length
-from transduce.data.batches import open_dataset
+from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import TRAINING
 from transduce.experiments.run_folder import settings_of
 from transduce.files import atomic_file

@@ -26,8 +26,9 @@ from machine import describe_machine
 from torch.nn import functional
 from transformers import MarianConfig, MarianMTModel, MarianTokenizer
 
-from transduce.data.batches import Batcher, open_dataset
+from transduce.data.batches import Batcher
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import open_dataset
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
 from transduce.experiments.pipeline import train

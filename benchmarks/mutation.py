@@ -80,7 +80,9 @@ GROUPS = {
             "unit/decoding/test_sampling.py", "relations/test_steps_together.py",
         ),
     ),
-    "batches": Group(modules=("data/batches.py",), tests=("unit/data",)),
+    "batches": Group(
+        modules=("data/batches.py", "data/dataset.py"), tests=("unit/data",)
+    ),
     "checkpoint": Group(
         modules=("checkpoint.py", "model_folder.py"),
         tests=("unit/test_averaging.py", "unit/test_checkpoint.py",

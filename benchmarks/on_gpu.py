@@ -399,7 +399,8 @@ def _losses(task: Task, precision: str) -> list[float]:
     """Losses of 200 updates of the quickstart's model on the built-in corpus."""
     import torch
 
-    from transduce.data.batches import Batcher, EncodedPair, open_dataset, write_dataset
+    from transduce.data.batches import Batcher
+    from transduce.data.dataset import EncodedPair, open_dataset, write_dataset
     from transduce.experiments.presets import preset
     from transduce.grammar.corpus import Grammar
     from transduce.model.config import ModelConfig

@@ -31,14 +31,8 @@ from instruction_sets import chosen_isa, runnable_isas
 from transduce import native
 from transduce.checkpoint import Checkpoint
 from transduce.data import named_corpora
-from transduce.data.batches import (
-    Batcher,
-    BatchingConfig,
-    Dataset,
-    EncodedPair,
-    EncodedSide,
-    write_dataset,
-)
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.dataset import Dataset, EncodedPair, EncodedSide, write_dataset
 from transduce.device import Hardware
 from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig

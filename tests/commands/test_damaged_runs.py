@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transduce.data.batches import ID_TYPE, OFFSET_TYPE
+from transduce.data.dataset import ID_TYPE, OFFSET_TYPE
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import transduce
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.cli import main
 from transduce.cli.distill import DistillationDisplay
-from transduce.data.batches import open_dataset
+from transduce.data.dataset import open_dataset
 from transduce.decoding.translator import Translator
 from transduce.experiments import distillation, distillation_report, run_checkpoints
 from transduce.experiments.distillation import tags_in

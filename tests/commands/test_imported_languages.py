@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import transduce
-from transduce.data.batches import open_dataset
+from transduce.data.dataset import open_dataset
 from transduce.interop.marian_import import import_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries

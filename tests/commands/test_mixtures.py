@@ -8,7 +8,7 @@ import pytest
 import transduce
 from transduce.cli import main
 from transduce.cli.train import command_of
-from transduce.data.batches import open_dataset
+from transduce.data.dataset import open_dataset
 from transduce.experiments.run_corpus import dev_languages
 from transduce.experiments.run_folder import RunFolder
 from transduce.processes import PYTHON

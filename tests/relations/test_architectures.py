@@ -16,8 +16,9 @@ from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Checkpoint, average, build, load_model, save_model
-from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
+from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.tensors import pad_rows
 from transduce.decoding.search import Ensemble
 from transduce.decoding.torch_decoder import TorchDecoder

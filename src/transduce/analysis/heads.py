@@ -18,7 +18,7 @@ from transduce.analysis.attention_maps import (
     attentions,
     without_head,
 )
-from transduce.data.batches import EncodedPair
+from transduce.data.dataset import EncodedPair
 from transduce.data.tensors import pad_rows
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator

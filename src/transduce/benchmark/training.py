@@ -38,14 +38,8 @@ from transduce.benchmark.measurement import (
     peer_environment,
     within_quota,
 )
-from transduce.data.batches import (
-    ID_TYPE,
-    OFFSET_TYPE,
-    Batcher,
-    Dataset,
-    EncodedSide,
-    Update,
-)
+from transduce.data.batches import Batcher, Update
+from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
 from transduce.device import Hardware
 from transduce.errors import TransduceWarning, missing_package
 from transduce.experiments.presets import RunConfig

@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.terminal import plain_console
-from transduce.data.batches import open_dataset, require_ids_below
 from transduce.data.corpus_files import require_files
+from transduce.data.dataset import open_dataset, require_ids_below
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import (
     CheckpointError,

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Integer
 
-from transduce.data.batches import OFFSET_TYPE, Dataset, EncodedSide
+from transduce.data.dataset import OFFSET_TYPE, Dataset, EncodedSide
 from transduce.errors import ConfigError, RequestError
 from transduce.machine import num_cores
 from transduce.processes import WorkerLostError, WorkerProcess

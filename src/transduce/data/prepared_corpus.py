@@ -21,12 +21,6 @@ from typing import Any
 
 import tokenizers
 
-from transduce.data.batches import (
-    DATASET_FILES,
-    EncodedPair,
-    open_dataset,
-    write_dataset,
-)
 from transduce.data.corpus_files import (
     MAIN_DEV,
     CorpusFiles,
@@ -36,6 +30,12 @@ from transduce.data.corpus_files import (
     read_through,
 )
 from transduce.data.corpus_mixture import CorpusConfig
+from transduce.data.dataset import (
+    DATASET_FILES,
+    EncodedPair,
+    open_dataset,
+    write_dataset,
+)
 from transduce.errors import (
     AccessError,
     CheckpointError,

@@ -15,16 +15,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Integer, Shaped
 
-from transduce.data.batches import (
-    ID_TYPE,
-    Batcher,
-    Dataset,
-    EncodedSide,
-    Update,
-    open_dataset,
-)
+from transduce.data.batches import Batcher, Update
 from transduce.data.corpus_files import CorpusFiles, num_characters
 from transduce.data.corpus_mixture import CorpusMixture
+from transduce.data.dataset import ID_TYPE, Dataset, EncodedSide, open_dataset
 from transduce.data.prepared_corpus import (
     DEV,
     TRAINING,

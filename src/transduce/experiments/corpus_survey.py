@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped, UInt64
 
-from transduce.data.batches import Dataset, EncodedSide
 from transduce.data.cleaning_rules import code_points, text_fault
 from transduce.data.corpus_files import (
     MARKS,
@@ -23,6 +22,7 @@ from transduce.data.corpus_files import (
     pair_digests,
     text_digest,
 )
+from transduce.data.dataset import Dataset, EncodedSide
 from transduce.data.prepared_corpus import (
     PairCounts,
     PairEncoder,

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model, with_search_and_shortlist_of
-from transduce.data.batches import Batcher, open_dataset, require_ids_below
+from transduce.data.batches import Batcher
 from transduce.data.corpus_files import MAIN_DEV
+from transduce.data.dataset import open_dataset, require_ids_below
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import Translator

@@ -13,8 +13,9 @@ from transduce.data.augmentation import (
     largest_length,
     processes_per_training,
 )
-from transduce.data.batches import Batcher, Dataset, open_dataset, require_ids_below
+from transduce.data.batches import Batcher
 from transduce.data.corpus_mixture import CorpusMixture
+from transduce.data.dataset import Dataset, open_dataset, require_ids_below
 from transduce.data.prepared_corpus import corpus_sizes
 from transduce.decoding.torch_decoder import ModelSampler
 from transduce.device import Hardware

@@ -25,9 +25,9 @@ from transduce.checkpoint import (
     save_training,
     write_model,
 )
-from transduce.data.batches import EncodedSide, open_dataset
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
+from transduce.data.dataset import EncodedSide, open_dataset
 from transduce.data.prepared_corpus import TRAINING, PairEncoder
 from transduce.decoding.translations import max_source_tokens
 from transduce.errors import CheckpointError, ConfigError, percent

@@ -28,8 +28,8 @@ from transduce.architectures.config import (
     scaled,
 )
 from transduce.checkpoint import build, build_on_meta
-from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import (
     DEV,
     DEV_SOURCE,

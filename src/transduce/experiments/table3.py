@@ -15,8 +15,8 @@ from statistics import fmean, geometric_mean
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
-from transduce.data.batches import open_dataset
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.errors import ConfigError, counted, unknown_name
 from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Integer
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
-from transduce.data.batches import Batcher, Dataset
+from transduce.data.batches import Batcher
+from transduce.data.dataset import Dataset
 from transduce.device import Hardware, forget_peak_memory, peak_memory
 from transduce.errors import NO_GPU_MEMORY, NO_MEMORY, ConfigError
 from transduce.machine import (

@@ -27,11 +27,8 @@ from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.gradients import (
-    AT_ONCE,
+    MAX_AT_ONCE,
     GradientAccumulator,
-    LoadedMicroBatch,
-    MemoryLimits,
-    MicroBatchReader,
     compile_layers,
     is_worth_compiling,
     num_at_once,
@@ -45,6 +42,11 @@ from transduce.training.loss import (
     without_dropout,
 )
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
+from transduce.training.micro_batches import (
+    LoadedMicroBatch,
+    MemoryLimits,
+    MicroBatchReader,
+)
 from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
@@ -184,7 +186,7 @@ class Trainer:
         self._reader.limits = MemoryLimits(
             max_positions=bound,
             reward_positions=found.reward_positions,
-            fits_beside_another=num_fitting >= AT_ONCE,
+            fits_beside_another=num_fitting >= MAX_AT_ONCE,
         )
         return replace(found, compile_error=compile_error)
 
@@ -384,7 +386,7 @@ class Trainer:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
             self._reader.is_packed = self.all_can_pack()
-            with closing(read_ahead(self._reader.epoch(start), AT_ONCE)) as batches:
+            with closing(read_ahead(self._reader.epoch(start), MAX_AT_ONCE)) as batches:
                 for update, loaded in groupby(batches, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,

@@ -12,7 +12,7 @@ from transduce.analysis.grammar_heads import (
 )
 from transduce.analysis.heads import maps_of, survey_heads
 from transduce.checkpoint import Checkpoint
-from transduce.data.batches import EncodedPair
+from transduce.data.dataset import EncodedPair
 from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RequestError
 from transduce.model.config import ModelConfig

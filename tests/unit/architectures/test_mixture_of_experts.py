@@ -21,7 +21,8 @@ from transduce.architectures.config import (
 from transduce.architectures.interface import AuxiliaryLoss, TransductionModel
 from transduce.architectures.mixture_layers import MixtureOfExperts
 from transduce.checkpoint import Checkpoint, average, build, load_model, save_model
-from transduce.data.batches import Batcher, BatchingConfig, EncodedPair, write_dataset
+from transduce.data.batches import Batcher, BatchingConfig
+from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.tensors import Batch
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator

@@ -17,8 +17,9 @@ from transduce.data.augmentation import (
     largest_length,
     require_suitable,
 )
-from transduce.data.batches import Batcher, BatchingConfig, Dataset, EncodedSide
+from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
+from transduce.data.dataset import Dataset, EncodedSide
 from transduce.errors import ConfigError
 from transduce.grammar.corpus import Grammar
 from transduce.text.corpus import SentencePair

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from transduce.data import prepared_corpus
-from transduce.data.batches import EncodedPair
+from transduce.data.dataset import EncodedPair
 from transduce.data.prepared_corpus import PairEncoder, encode_pairs, filter_reason
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import Tokenizer

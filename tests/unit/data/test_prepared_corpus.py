@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from transduce.data import prepared_corpus
-from transduce.data.batches import Dataset, EncodedPair, open_dataset
 from transduce.data.corpus_files import CorpusFiles, DevSet
 from transduce.data.corpus_mixture import CorpusConfig
+from transduce.data.dataset import Dataset, EncodedPair, open_dataset
 from transduce.data.prepared_corpus import (
     PairCounts,
     interleaved,

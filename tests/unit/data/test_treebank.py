@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.batches import open_dataset
+from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import TRAINING, PreparedCorpus
 from transduce.data.treebank import (
     DEV_TREES,

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.batches import Batcher, open_dataset
+from transduce.data.batches import Batcher
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig, StageConfig
+from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import prepare
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError, DataError

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
 from transduce.experiments.run_processes import refuse_other_contents

@@ -13,8 +13,8 @@ import torch
 from transduce.analysis.path_lengths import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
 from transduce.checkpoint import build
-from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
 from transduce.errors import ConfigError
 from transduce.experiments.environment import Environment

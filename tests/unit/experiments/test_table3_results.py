@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transduce.data.batches import EncodedPair, write_dataset
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.errors import DataError
 from transduce.experiments.run_processes import settings
 from transduce.experiments.table3 import (

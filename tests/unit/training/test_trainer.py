@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from transduce.checkpoint import Progress
-from transduce.data.batches import Batcher, BatchingConfig, Dataset
+from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
+from transduce.data.dataset import Dataset
 from transduce.device import Hardware
 from transduce.errors import ConfigError, TransduceError
 from transduce.experiments.run_trainer import refinement_of
