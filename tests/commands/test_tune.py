@@ -1,4 +1,4 @@
-"""`transduce tune` chooses a search on the development set, kept in the model."""
+"""`transduce tune` chooses a search on dev text, kept in the model."""
 
 import json
 import os
@@ -165,13 +165,13 @@ def test_parsers_are_tuned_by_f1(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((), "A development set must be given: either --dev-source and --dev-target"),
+        ((), "Dev text must be given: either --dev-source and --dev-target"),
         (("--dev-source", "x"), "but only x is; add --dev-target."),
         (("--beam-sizes", 0), "`search.beam_size` must be "),
         (("--length-penalties", -1), "`search.length_penalty` must be from 0 to"),
         (("--patiences", 0), "`search.patience` must be "),
         (("--tokenize", "words"), 'Invalid value "words"'),
-        (("--dev-trees", "x"), "A development set must be given: either --dev-source"),
+        (("--dev-trees", "x"), "Dev text must be given: either --dev-source"),
     ],
     ids=str,
 )

@@ -244,7 +244,7 @@ def test_a_rise_of_the_learning_rate_is_warned_of(files, tmp_path):
     resume(tmp_path / "run", CPU, warnings, steps=20)
     [message] = [each for each in warnings.messages if "learning rate" in each]
     assert message.startswith("The learning rate rises from 0.0")
-    assert "at step 11, as the cool-down" in message
+    assert "at step 11, as the cooldown" in message
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ GROUPS = {
         "presets": "List the presets: sizes, and what each is for.",
         "settings": "List the settings of a run, or of a preset.",
         "average": "Average the weights of a run's last checkpoints, or of models.",
-        "tune": "Choose beam size and length penalty on the development set.",
+        "tune": "Choose beam size and length penalty on dev text.",
         "distill": "Train a small model on the translations of a large one.",
         "back-translate": "Make training pairs from text of the target language alone.",
     },

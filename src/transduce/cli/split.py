@@ -101,6 +101,6 @@ def _usual(source: Files, target: Files) -> int:
     if (number := usual_number(num_pairs)) is None:
         raise ConfigError(
             f"{source[0]}: a corpus of {counted(num_pairs, 'pair')} is too small "
-            "for the default size of the development text; give --dev NUMBER."
+            "for the default size of the dev text; give --dev NUMBER."
         )
     return number

@@ -1,4 +1,4 @@
-"""`transduce tune`: choice of beam size and length penalty on the development set."""
+"""`transduce tune`: choice of beam size and length penalty on dev text."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -54,7 +54,7 @@ def tune(
     precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
-    """Choose beam size and length penalty on the development set (section 6.1).
+    """Choose beam size and length penalty on dev text (section 6.1).
 
     Every beam size is tried with every penalty, and the best pair is written to the
     model's settings, which are the defaults of all commands that search. A run's model
@@ -145,7 +145,7 @@ def _require_one_kind(dev_source: Files, dev_trees: Files, tokenize: Tokenize) -
     """Raise `ConfigError` unless text or trees are given, with options for them."""
     if bool(dev_source) == bool(dev_trees):
         raise ConfigError(
-            "A development set must be given: either --dev-source and --dev-target, or "
+            "Dev text must be given: either --dev-source and --dev-target, or "
             "--dev-trees."
         )
     if dev_trees and tokenize != "auto":
@@ -157,7 +157,7 @@ def _require_one_kind(dev_source: Files, dev_trees: Files, tokenize: Tokenize) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DevText:
-    """Sources and references of the development set, in the model's languages."""
+    """Sources and references of dev text, in the model's languages."""
 
     sources: list[str]
     references: list[str]

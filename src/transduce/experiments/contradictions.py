@@ -358,7 +358,7 @@ def _warm_up_without_effect(training: TrainingConfig) -> Iterator[str]:
         )
     elif training.warmup_steps > training.steps * (1 - training.cooldown_share):
         yield (
-            "The learning rate's cool-down begins before its warm-up ends; see "
+            "The learning rate's cooldown begins before its warm-up ends; see "
             "`training.warmup_steps` and `training.cooldown_share`."
         )
 

@@ -506,7 +506,7 @@ RIVALS = {
         search=SMALL_SEARCH,
     ),
     "gnmt-multi30k": GNMT_MULTI30K,
-    # The updates by reward come last in the cool-down, where the rate falls from 1.8e-4
+    # The updates by reward come last in the cooldown, where the rate falls from 1.8e-4
     # to nearly 0: they refine a trained model.
     "gnmt-rl-multi30k": replace(
         GNMT_MULTI30K,

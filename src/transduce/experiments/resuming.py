@@ -191,7 +191,7 @@ def _newest_progress(folder: RunFolder) -> Progress:
 def _changes_of_rate(
     config: RunConfig, before: TrainingConfig, progress: Progress
 ) -> Iterator[str]:
-    """Warning that the learning rate rises again after a cool-down.
+    """Warning that the learning rate rises again after a cooldown.
 
     A rise that was planned, as in the warm-up, is not due to the new number.
     """
@@ -206,6 +206,6 @@ def _changes_of_rate(
     if new > max(old, planned) * RISE_OF_RATE:
         yield (
             f"The learning rate rises from {old:.2g} to {new:.2g} at step "
-            f"{made + 1:,}, as the cool-down (training.cooldown_share) now comes "
+            f"{made + 1:,}, as the cooldown (training.cooldown_share) now comes "
             f"at the end of {training.steps:,} updates."
         )

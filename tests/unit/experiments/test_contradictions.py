@@ -226,7 +226,7 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
         (["training.steps=1000"], "The warm-up of 1,500 updates is longer than the"),
         (
             ["training.cooldown_share=0.95"],
-            "The learning rate's cool-down begins before its warm-up ends",
+            "The learning rate's cooldown begins before its warm-up ends",
         ),
         (
             ["training.steps=2000", "training.checkpoint_steps=3000"],
