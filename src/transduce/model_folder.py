@@ -618,6 +618,7 @@ def _name_by_step(folder: Path) -> str:
 def _read_config(
     content: dict[str, Any], path: Path
 ) -> tuple[ArchitectureConfig, int, SearchConfig | None]:
+    """Return the settings, the step and the search of a `config.json`."""
     number = content.get("format")
     if type(number) is not int or number not in FORMATS:
         raise VersionError(

@@ -163,6 +163,7 @@ def write_translations(
 
 
 def _lines(translation: Translation, output_format: OutputFormat) -> Iterator[str]:
+    """Yield the output lines of a translation."""
     if output_format.jsonl:
         best = [asdict(h) for h in translation.hypotheses[: output_format.num_best]]
         content = {

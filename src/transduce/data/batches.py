@@ -136,6 +136,7 @@ class Batcher:
     def _updates(
         self, pairs: Integer[np.ndarray, " pairs"], epoch: int, first: int
     ) -> Iterator[Update]:
+        """Yield the updates of an epoch of unchanged pairs, from index `first` on."""
         random = np.random.default_rng((self._seed, epoch))
         pairs = random.permutation(pairs)
         for planned in _in_parts(pairs):
@@ -207,6 +208,7 @@ class Batcher:
     def _augmented_parts(
         self, epoch: int, steps_before: int
     ) -> list[Integer[np.ndarray, " _"]]:
+        """Return the pairs of an epoch in random parts, each changed at once."""
         random = np.random.default_rng((self._seed, epoch))
         pairs = random.permutation(self._pairs(epoch, steps_before))
         return _in_parts(pairs, AUGMENTED_PAIRS)
@@ -323,6 +325,7 @@ class Batcher:
         return np.cumsum([0.0, *(max(self._num_budgets(batch)) for batch in batches)])
 
     def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:
+        """Return batches as one update, with the lengths of their pairs."""
         pairs = np.concatenate(batches)
         source, target = self.dataset.lengths(pairs)
         return Update(
@@ -335,6 +338,7 @@ class Batcher:
         )
 
     def _corpus_pairs(self, pairs: Integer[np.ndarray, " pairs"]) -> tuple[int, ...]:
+        """Count the pairs of each corpus of a mixture; empty without one."""
         return self.mixture.count(pairs) if self.mixture else ()
 
     def longest_possible(self) -> "Batcher":

@@ -198,6 +198,8 @@ def require_ids_below(
 
 
 class _SideWriter:
+    """Writer of the ids and offsets of one side of a corpus."""
+
     def __init__(self, folder: Path, side: str) -> None:
         self._ids = (folder / f"{side}.ids").open("wb")
         self._offsets = (folder / f"{side}.offsets").open("wb")
@@ -205,6 +207,7 @@ class _SideWriter:
         self._offsets.write(np.zeros(1, dtype=OFFSET_TYPE).tobytes())
 
     def write(self, sentences: list[list[int]]) -> None:
+        """Append sentences."""
         ids = np.fromiter(chain.from_iterable(sentences), dtype=ID_TYPE)
         lengths = np.fromiter(map(len, sentences), dtype=OFFSET_TYPE)
         offsets = self._end + np.cumsum(lengths, dtype=OFFSET_TYPE)
@@ -221,6 +224,7 @@ class _SideWriter:
 
 
 def _open_side(folder: Path, side: str) -> EncodedSide:
+    """Map the files of one side; `DataError` if they are damaged."""
     ids_path, offsets_path = folder / f"{side}.ids", folder / f"{side}.offsets"
     try:
         require_file(ids_path)

@@ -106,6 +106,7 @@ class PairEncoder:
     a source has one of its own."""
 
     def encode(self, pairs: Sequence[SentencePair]) -> list[EncodedPair]:
+        """Return pairs as ids, the sources with their tags."""
         texts = [pair.source for pair in pairs]
         sources = self.tokenizer.encode_sources(texts)
         if self.tag is not None or self.language is not None:
@@ -431,6 +432,7 @@ def encoder_of(
 
 
 def _tag_id(tokenizer: Tokenizer, corpus: CorpusConfig) -> int | None:
+    """Return the id of the tag of a corpus; `ConfigError` if it is missing."""
     if corpus.tag is None:
         return None
     if (found := tokenizer.tag_id(corpus.tag)) is None:
@@ -540,6 +542,7 @@ def _total(counts: Sequence[PairCounts]) -> PairCounts:
 def _make_dev(
     files: CorpusFiles, inputs: _Inputs, encoder: PairEncoder, folder: Path
 ) -> PairCounts | None:
+    """Write the ids and the text of the dev corpus; None if the files have none."""
     if inputs.dev is None:
         return None
     again = CorpusStatistics()

@@ -504,6 +504,7 @@ def _new_layer(
     memory: Float[Tensor, "sentences source d_model"],
     slots: int,
 ) -> LayerCache | RecurrentCache:
+    """Return the empty cache of a layer, with the keys and values of sources."""
     cross_key, cross_value = layer.cross_attention.keys_and_values(memory)
     # Contiguous heads, as the products of each step read them.
     cross_key, cross_value = cross_key.contiguous(), cross_value.contiguous()

@@ -184,6 +184,7 @@ def native_logits(
 def _find_natively(
     logits: Float32[np.ndarray, "sentences group vocab"], query: CandidateQuery
 ) -> Candidates:
+    """Find candidates in the native library, as `find_candidates` does."""
     sentences, group, vocab = logits.shape
     logits = np.ascontiguousarray(logits)
     log_probabilities = np.ascontiguousarray(query.log_probabilities)

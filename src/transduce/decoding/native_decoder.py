@@ -252,6 +252,7 @@ class NativeSearch:
     def _grow_by_logits(
         self, logits: Float32[np.ndarray, "sentences group vocab"]
     ) -> None:
+        """Take a step whose candidates the library finds."""
         logits = np.ascontiguousarray(logits)
         mask = None
         if self._mask is not None:
@@ -270,6 +271,7 @@ class NativeSearch:
     def _find_candidates(
         self, logits: Float[Any, "sentences group vocab"]
     ) -> Candidates:
+        """Find the candidates of logits that the library cannot read."""
         log_probabilities = np.empty((len(self.live), self._group))
         forced = np.empty(len(self.live), np.int64)
         check(
@@ -309,6 +311,7 @@ class NativeSearch:
         )
 
     def _grow_by_candidates(self, found: Candidates) -> None:
+        """Take a step with candidates found outside the library."""
         totals, parents, tokens = map(np.ascontiguousarray, found)
         coverage = self._coverage_of_step()
         check(
@@ -515,6 +518,7 @@ class NativeModel:
         return scores
 
     def _start(self, encoded: EncodedSources, summed_layers: int) -> "NativeDecoder":
+        """Return a decoder that sums the attention of the last layers."""
         shape = int(encoded.lengths.sum()), self.config.d_model
         handle = ffi.new("td_decoder **")
         check(
@@ -569,6 +573,7 @@ def native_precision(precision: NativePrecision) -> Any:
 
 
 def _native_config(config: ModelConfig, precision: NativePrecision) -> Any:
+    """Return the settings of a model as a `td_model_config`."""
     loaded = library()
     assert loaded is not None
     scores = {

@@ -165,6 +165,7 @@ class _FusedLayer:
         cross_mask: Float[Tensor, "sentences 1 1 source"],
         slots: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
+        """Compute the layer at the newest position of each hypothesis."""
         x = self._first_sublayer.step(x, cache, self_mask, slots)
 
         residual = self._cross_residual
@@ -195,6 +196,7 @@ class _FusedSelfAttention:
         mask: Float[Tensor, "sentences 1 group slots"],
         slots: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
+        """Write the new keys and values to the cache, and attend to the past."""
         assert isinstance(cache, LayerCache)
         attention, residual = self._attention, self._residual
         projected = self._query_key_value(residual.sublayer_input(x))
@@ -219,6 +221,7 @@ class _FusedRecurrence:
         mask: Float[Tensor, "sentences 1 group slots"],
         slots: Int[Tensor, " group"] | None,
     ) -> Float[Tensor, "sentences group d_model"]:
+        """Move the cell of each hypothesis by one position, in place."""
         assert isinstance(cache, RecurrentCache)
         residual, cell = self._residual, cache.cell
         projected = self._gate_candidate(residual.sublayer_input(x))
@@ -258,6 +261,7 @@ class _FusedAttention:
         value: Float[Tensor, "sentences heads keys d_v"],
         mask: Float[Tensor, "sentences 1 #group keys"],
     ) -> Float[Tensor, "sentences group d_model"]:
+        """Return the output of attention to these keys and values."""
         scores = self._compute_scores(self.heads(query), key)
         weights = scores.add_(mask).softmax(dim=-1)
         if self._attention.has_weight_hooks:  # a call of the tap takes a while
@@ -283,6 +287,7 @@ class _FusedResidual:
         self._is_pre_norm = residual.is_pre_norm
 
     def sublayer_input(self, x: Tensor) -> Tensor:
+        """Return the input of the sub-layer, after the norm if that is first."""
         return self._normed(x) if self._is_pre_norm else x
 
     def add(self, x: Tensor, output: Tensor) -> Tensor:

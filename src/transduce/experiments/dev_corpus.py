@@ -283,6 +283,7 @@ class DevCorpus:
         *,
         is_main: bool,
     ) -> "DevCorpus":
+        """Open one dev set; `DataError` if its files are damaged."""
         dataset = open_dataset(path)
         model = config.model
         target_size = model.target_vocab_size or model.vocab_size
@@ -345,6 +346,7 @@ def _damaged_text(folder: Path, fault: str) -> DataError:
 def _translation_evaluation(
     folder: Path, config: RunConfig, language: str | None
 ) -> Evaluate:
+    """Return the evaluation of translations by BLEU and chrF."""
     sources, references = _dev_text(folder)
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
 
@@ -378,6 +380,7 @@ def _translation_evaluation(
 
 
 def _parsing_evaluation(path: Path) -> Evaluate:
+    """Return the evaluation of parses by F1."""
     gold = list(read_parses(read_text([path]), str(path)))
 
     def evaluate(translator: Translator, search: SearchConfig) -> Quality:

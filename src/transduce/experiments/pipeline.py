@@ -455,6 +455,7 @@ def _warn_of_settings(
     start: StartModel | None,
     observers: Sequence[RunObserver],
 ) -> None:
+    """Warn of settings without effect, and of changes by a start from a model."""
     messages = settings_without_effect(config, files)
     if start is not None:
         messages += changed_functions(start, config)
@@ -785,6 +786,7 @@ class _RunTraining:
         return None
 
     def _stepped(self, report: StepReport) -> None:
+        """Report an update, and log every tenth."""
         is_last = report.step == self._config.training.steps
         if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
             figures = {k: v for k, v in asdict(report).items() if v is not None}
@@ -794,6 +796,7 @@ class _RunTraining:
             observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:
+        """Save a checkpoint of the schedule, or one where the run is stopped."""
         if not self._processes.is_first:
             return
         checkpoint = self._run.checkpoint(trainer.model, trainer.progress.step)

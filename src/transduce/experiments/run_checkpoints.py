@@ -125,6 +125,7 @@ class RunCheckpoints:
             )
 
     def _load(self, checkpoint: Path) -> TrainingPoint:
+        """Load a checkpoint; `CheckpointError` if it is damaged or does not fit."""
         model = self._own(checkpoint).build()
         state = load_training_state(checkpoint)
         step = state.progress.step
@@ -230,6 +231,7 @@ class RunCheckpoints:
         return [self._averaged(path) for path in last]
 
     def _averaged(self, path: Path) -> Checkpoint:
+        """Load a checkpoint of the average."""
         try:
             return self._own(path)
         except VersionError:

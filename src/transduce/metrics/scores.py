@@ -77,6 +77,7 @@ def choose_tokenization(
 def _chosen(
     setting: Tokenize, language: str | None, references: Iterable[str]
 ) -> Tokenization:
+    """Return the choice of `choose_tokenization`, without trying it."""
     if setting != "auto":
         return Tokenization(name=setting)
     if language is not None:

@@ -223,6 +223,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def _parameters(config: ModelConfig) -> Parameters:
+    """Yield the parameters of a `Transformer` in its order."""
     target_size, is_tied = config.target_vocab_size, config.tied_output
     is_output = is_tied and target_size is None
     yield from _embedding("embedding", config.vocab_size, config, is_output=is_output)
@@ -247,12 +248,14 @@ def _parameters(config: ModelConfig) -> Parameters:
 def _embedding(
     name: str, vocab_size: int, config: ModelConfig, *, is_output: bool
 ) -> Parameters:
+    """Yield an embedding and, if it is the output, the bias of the logits."""
     yield f"{name}.weight", (vocab_size, config.d_model)
     if config.output_bias and is_output:
         yield f"{name}.bias", (vocab_size,)
 
 
 def _layer(name: str, config: ModelConfig, *, is_decoder: bool) -> Parameters:
+    """Yield the parameters of a layer."""
     if is_decoder and config.decoder_self_attention == "ssru":
         square = (config.d_model, config.d_model)
         yield from _affine(f"{name}.recurrence.forget_gate", square)
@@ -271,6 +274,7 @@ def _layer(name: str, config: ModelConfig, *, is_decoder: bool) -> Parameters:
 
 
 def _attention(name: str, config: ModelConfig) -> Parameters:
+    """Yield the parameters of an attention."""
     heads, width = config.num_heads, config.d_model
     key_value = heads * (config.d_k + config.d_v)
     yield from _affine(f"{name}.project_query", (heads * config.d_k, width))

@@ -264,6 +264,7 @@ def initial_cell(
 
 
 def _self_attention(config: ModelConfig, *, is_causal: bool) -> MultiHeadAttention:
+    """Return the self-attention of a layer, restricted if that is set."""
     if config.neighbourhood is None:
         return _attention(config)
     return RestrictedSelfAttention(

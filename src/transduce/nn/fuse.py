@@ -547,6 +547,7 @@ def weights_of(stack: Stack) -> list[Tensor]:
 
 
 def _layer_weights(layer: Layer) -> Iterable[Tensor]:
+    """Yield the weights and biases of a layer in the order of `layer_stack`."""
     parts: list[nn.Linear | nn.LayerNorm]
     if isinstance(layer, RecurrentDecoderLayer):
         unit = layer.recurrence

@@ -82,6 +82,8 @@ def dropped_rows(
 
 
 class _DroppedRows(torch.autograd.Function):
+    """Dropout that computes its masks again in the backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, dropout: DropoutMask, dtype: torch.dtype
@@ -105,6 +107,8 @@ def _seeds(device: torch.device) -> Iterator[Int[Tensor, " _"]]:
 
 
 class _PackedStack(torch.autograd.Function):
+    """Sub-layers of a stack, one after the other, and their backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -248,6 +252,8 @@ class _Residual:
 
 @dataclass(frozen=True, slots=True)
 class _SavedResidual:
+    """Tensors of a residual connection that its backward pass reads."""
+
     total: Tensor
     scales: Tensor
     gain: Tensor
@@ -290,6 +296,8 @@ class _SelfAttention:
 
 @dataclass(frozen=True, slots=True)
 class _SavedSelfAttention:
+    """Tensors of self-attention that its backward pass reads."""
+
     weights: _Weights
     settings: PackedAttention
     x: Tensor
@@ -354,6 +362,8 @@ class _CrossAttention:
 
 @dataclass(frozen=True, slots=True)
 class _SavedCrossAttention:
+    """Tensors of cross-attention that its backward pass reads."""
+
     weights: _Weights
     settings: PackedAttention
     x: Tensor
@@ -417,6 +427,8 @@ class _FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class _SavedFeedForward:
+    """Tensors of a feed-forward network that its backward pass reads."""
+
     weights: _Weights
     dropout_rate: float
     x: Tensor

@@ -96,6 +96,8 @@ def native_attention(
 
 
 class _NativeAttention(torch.autograd.Function):
+    """Attention of all heads in one native call, with its backward pass."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -138,6 +138,7 @@ def has_native_product(*matrices: Tensor) -> bool:
 
 
 def _multiply_natively(a: Tensor, b: Tensor, c: Tensor, *, accumulates: bool) -> None:
+    """Compute c = a b or, if it `accumulates`, c += a b in the library."""
     if a.size(1) != len(b):
         raise ValueError(
             f"Matrices of {list(a.shape)} and {list(b.shape)} have no product."
@@ -353,6 +354,7 @@ def native_rate(rate: float) -> dict[str, Any]:
 
 
 def _apply_masks(function: Any, x: Tensor, masking: Any) -> Tensor:
+    """Call a native function of dropout; the result has the type of x."""
     inputs = x.float().contiguous()
     result = torch.empty_like(inputs)
     masking.x, masking.y = tensor_pointer(inputs), tensor_pointer(result)

@@ -269,6 +269,7 @@ def _is_short_form(stop: _Stop, table: Abbreviations) -> bool:
 
 
 def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
+    """Judge a full stop by the words before and after it."""
     word = stop.before
     if not word:
         return "end"  # a stop that stands alone, as in tokenized text

@@ -461,6 +461,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def _from_text(text: str) -> Tokenizer:
+    """Return the tokenizer in a text; `ValueError` if it is damaged or foreign."""
     content = parse_json(text)
     if not isinstance(content, dict):
         raise ValueError("it holds no JSON object")

@@ -123,6 +123,7 @@ class BatchLoss(nn.Module):
         return replace(loss, smoothed=smoothed + self._auxiliary(batch))
 
     def _cross_entropy(self, batch: Batch, consistency: float = 0.0) -> Loss:
+        """Return the losses of a padded batch."""
         states, is_token = self._states(batch)
         return self._loss(states[is_token], batch.target_out[is_token], consistency)
 
@@ -141,6 +142,7 @@ class BatchLoss(nn.Module):
         targets: Int[Tensor, " rows"],
         consistency: float = 0.0,
     ) -> Loss:
+        """Return the losses of decoder states, each with the token it predicts."""
         output_weight = self.model.output_weight
         if (bias := self.model.output_bias) is not None:
             # The bias is one more column of the matrix, times a state of one.
@@ -156,6 +158,7 @@ class BatchLoss(nn.Module):
         )
 
     def _packed_cross_entropy(self, batch: PackedBatch) -> Loss:
+        """Return the losses of a batch without padding."""
         assert isinstance(self.model, FusedTransformer)
         batch = batch.to(self._hardware.device)
         states = self.model.packed_states(batch, self._hardware.dtype)
@@ -215,6 +218,7 @@ class BatchLoss(nn.Module):
         targets: Int[Tensor, " rows"],
         weights: Float[Tensor, " rows"],
     ) -> Float[Tensor, ""]:
+        """Return the sum of log-likelihoods of tokens, each times its weight."""
         with self._hardware.autocast():
             logits = self.model.logits(states)
         chosen = functional.cross_entropy(logits.float(), targets, reduction="none")

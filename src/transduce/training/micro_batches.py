@@ -187,6 +187,7 @@ class MicroBatchReader:
     def _load(
         self, update: Update, micro_batch: MicroBatch, *, packs: bool
     ) -> Batch | PackedBatch:
+        """Return the ids of a micro-batch; for a GPU in pinned memory."""
         dataset, pairs = update.dataset, micro_batch.indices
         batch: Batch | PackedBatch
         if packs:

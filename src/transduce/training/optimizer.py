@@ -93,6 +93,7 @@ class Muon(Uncompiled):
     def _step(
         self, weights: list[nn.Parameter], count: int, learning_rate: float
     ) -> None:
+        """Update the weights of one shape, each of `count` matrices."""
         gradients = [_gradient(weight) for weight in weights]
         momenta = [self._momentum(weight) for weight in weights]
         rows, columns = matrix_size(weights[0], count)
@@ -142,6 +143,7 @@ class Muon(Uncompiled):
         torch._foreach_copy_(cast(list[Tensor], weights), updated.unbind())
 
     def _momentum(self, weight: nn.Parameter) -> Tensor:
+        """Return the mean of the gradients of a weight, at first zeros."""
         state = self.state[weight]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(weight)

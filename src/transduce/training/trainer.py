@@ -375,6 +375,7 @@ class Trainer:
         return self._is_below_least_rate(self.progress.plateau_factor)
 
     def _is_below_least_rate(self, plateau_factor: float) -> bool:
+        """Whether a factor brings the schedule plateau to its end."""
         config = self._config
         if config.schedule != "plateau" or config.learning_rate is None:
             return False
@@ -488,6 +489,7 @@ class Trainer:
         return tuple(map(add, before, update.corpus_pairs))
 
     def _shares_of_corpora(self) -> dict[str, float] | None:
+        """Return the share of each corpus in the pairs of this stage, by name."""
         if (mixture := self._batcher.mixture) is None:
             return None
         pairs = self.progress.corpus_pairs
@@ -497,6 +499,7 @@ class Trainer:
         }
 
     def _stage(self) -> int | None:
+        """Return the number of the stage of this update; None without stages."""
         mixture = self._batcher.mixture
         if mixture is None or len(mixture.stages) == 1:
             return None
@@ -566,11 +569,13 @@ class Trainer:
             )
 
     def _learning_rate(self) -> float:
+        """Return the rate of this update: by the schedule, times its reductions."""
         d_model, progress = self.model.config.d_model, self.progress
         factor = progress.rate_factor * progress.plateau_factor
         return factor * scheduled_rate(progress.step, d_model, self._config)
 
     def _is_checkpoint_due(self) -> bool:
+        """Return whether a checkpoint is due, by updates or by the clock."""
         if self._config.checkpoint_steps is not None:
             return self.progress.step % self._config.checkpoint_steps == 0
         minutes = (time.monotonic() - self._checkpointed_at) / 60
@@ -579,6 +584,7 @@ class Trainer:
         return self._in_any_process(is_due and self._processes.is_first)
 
     def _in_any_process(self, is_true: bool) -> bool:
+        """Return whether a condition holds in any process; all must call it."""
         return self._processes.all_reduce_any(is_true, self._hardware.device)
 
 
