@@ -1,6 +1,6 @@
 """Checkpoints: config, weights and tokenizer of a model, in memory and in a folder.
 
-`build` makes a model of any architecture from its settings, with random first weights,
+`build` makes a model of any architecture from its settings, with random weights,
 and `build_with_weights` one with given weights. A folder appears whole or not at all
 (`files.atomic_directory`). A run's checkpoints also have the state from
 which training continues bit for bit (`save_training`).
@@ -70,7 +70,7 @@ from transduce.trees.linearization import SymbolVocabulary
 EXPORT = "An export"
 """Task in the error about a model that is no Transformer."""
 INITIALIZERS = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.uniform_}
-"""Functions that draw first weights."""
+"""Functions that draw initial weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +137,7 @@ def build_with_weights(
 
 
 def build(config: ArchitectureConfig) -> TransductionModel:  # noqa: C901, PLR0911, PLR0912
-    """Build a model with random first weights."""
+    """Build a model with random weights."""
     # One case for each architecture, so that the bounds on branches do not apply.
     match config:
         case ModelConfig():

@@ -271,7 +271,7 @@ def test_a_parser_of_no_numbers_is_refused(
     save_model(replace(sound, weights=weights), tmp_path / "model")
     call = ("parse", tmp_path / "model", "--beam-size", beam_size, *options)
     message = refuses(*call, stdin=b"the dog\n")
-    assert message.startswith("The model must put out numbers, but puts out NaN; its")
+    assert message.startswith("The model must output numbers, but outputs NaN; its")
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

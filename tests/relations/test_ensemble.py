@@ -125,7 +125,7 @@ def test_a_member_that_puts_out_nan_is_refused(members: list[Checkpoint]) -> Non
     damaged = {name: torch.full_like(members[1].weights[name], torch.nan)}
     other = replace(members[1], weights={**members[1].weights, **damaged})
     for several in ([members[0], other], [other, members[0]]):
-        with pytest.raises(CheckpointError, match="puts out NaN"):
+        with pytest.raises(CheckpointError, match="outputs NaN"):
             Translator(several[0], "cpu", several[1]).score("one", "eins")
 
 

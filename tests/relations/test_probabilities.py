@@ -205,7 +205,7 @@ def test_a_model_that_puts_out_nan_is_refused(
     name = "embedding.weight"
     weights[name] = torch.full_like(weights[name], math.nan)
     translator = Translator(replace(checkpoint, weights=weights), "cpu")
-    with pytest.raises(CheckpointError, match="puts out NaN"):
+    with pytest.raises(CheckpointError, match="outputs NaN"):
         translator.score("one", "two")
-    with pytest.raises(CheckpointError, match="puts out NaN"):
+    with pytest.raises(CheckpointError, match="outputs NaN"):
         translator.sample("one", SamplingConfig(top_p=0.5))

@@ -113,7 +113,7 @@ if other:
 """
 
 
-def test_processes_on_a_cpu_share_their_first_weights_and_average_gradients() -> None:
+def test_processes_on_a_cpu_share_their_initial_weights_and_average_gradients() -> None:
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     done = subprocess.run(
         [sys.executable, "-c", AVERAGE],

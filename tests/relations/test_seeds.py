@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("quick_runs")
 
 
 @pytest.fixture(scope="module")
-def first_weights(
+def initial_weights(
     corpus_files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 ):
     """Initial weights of a run with a seed, up to one tiny update."""
@@ -58,8 +58,8 @@ def first_weights(
     return weights
 
 
-def test_the_seed_of_a_run_decides_its_initial_weights(first_weights):
-    one, again, other = first_weights(1), first_weights(1), first_weights(2)
+def test_the_seed_of_a_run_decides_its_initial_weights(initial_weights):
+    one, again, other = initial_weights(1), initial_weights(1), initial_weights(2)
     matrices = [name for name, weight in one.items() if weight.dim() == 2]
     assert matrices
     for name in one:
@@ -170,7 +170,7 @@ def test_draws_of_other_threads_do_not_change_dropout(
     assert losses() == undisturbed
 
 
-def test_a_training_leaves_the_generator_of_first_weights_alone(
+def test_a_training_leaves_the_generator_of_initial_weights_alone(
     tiny: ModelConfig, batcher: Batcher, cpu: Hardware
 ):
     model = Transformer(replace(tiny, dropout=0.4))
@@ -182,7 +182,7 @@ def test_a_training_leaves_the_generator_of_first_weights_alone(
     assert torch.equal(torch.default_generator.get_state(), before)
 
 
-def test_first_weights_do_not_depend_on_a_training_in_another_thread(
+def test_initial_weights_do_not_depend_on_a_training_in_another_thread(
     tiny: ModelConfig, batcher: Batcher, cpu: Hardware
 ):
     model = Transformer(replace(tiny, dropout=0.4))

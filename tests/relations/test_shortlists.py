@@ -259,7 +259,7 @@ def test_a_model_of_two_vocabularies_has_a_shortlist() -> None:
 def test_all_tokens_are_candidates_of_the_shortlist(
     checkpoint: Checkpoint, shortlist: Shortlist
 ) -> None:
-    """Every token that is put out is a candidate of its source."""
+    """Every token that is generated is a candidate of its source."""
     translator = Translator(checkpoint, "cpu")
     tokenizer = checkpoint.tokenizer
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))

@@ -41,8 +41,8 @@ class ResidualBlock(nn.Module):
         super().__init__()
         d, stream = config.d_hidden, config.d_model
         self.kernel, self.dilation = config.kernel, dilation
-        # The paper gives neither the first weights nor the constant of the norms; here
-        # they are PyTorch's.
+        # The paper gives neither the initial weights nor the constant of the norms;
+        # here they are PyTorch's.
         self.norm = nn.LayerNorm(stream)
         self.reduce = nn.Linear(stream, d)
         self.reduced_norm = nn.LayerNorm(d)

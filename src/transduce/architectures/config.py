@@ -156,11 +156,11 @@ class RecurrentConfig:
     tied_output: bool = False
     """Whether the output matrix is the target's embedding."""
     initial_weights: InitialWeights = "uniform"
-    """Distribution of the first weights. uniform: in plus or minus `initial_range`;
+    """Distribution of the initial weights. uniform: in plus or minus `initial_range`;
     orthogonal: as in RNNsearch, with orthogonal recurrent matrices and the others
     normal with standard deviation 0.01, those of attention 0.001."""
     initial_range: float = 0.04
-    """Largest absolute value of first weights that are uniform."""
+    """Largest absolute value of initial weights that are uniform."""
     forget_bias: float = 0.0
     """First bias of the forget gates of LSTMs; 1 in tensorflow/nmt."""
 

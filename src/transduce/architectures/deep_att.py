@@ -45,7 +45,7 @@ class FastForwardLayer(nn.Module):
 
     def __init__(self, inputs: int, cells: int) -> None:
         super().__init__()
-        # The paper gives no biases and no first weights. This project's choice: one
+        # The paper gives no biases and no initial weights. This project's choice: one
         # bias, 1 for the forget gate, and uniform weights after Glorot and Bengio
         # (2010), which keep the size of f from layer to layer.
         self.feed_forward = nn.Linear(inputs, 4 * cells)

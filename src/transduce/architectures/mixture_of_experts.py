@@ -394,7 +394,7 @@ class MixtureRecurrent(RecurrentBase):
         )
         self.upper_decoder = _lstms(config, config.decoder_layers - 1)
         self.dropout = nn.Dropout(config.dropout)
-        # Experts and gates have first weights of their own.
+        # Experts and gates have initial weights of their own.
         initialize_uniform(self, config.initial_range)
         initialize_biases(self)
         self.encoder_mixture = MixtureOfExperts(width, config.experts)

@@ -630,7 +630,7 @@ def initialize_uniform(model: nn.Module, largest: float) -> None:
 
 @torch.no_grad()
 def initialize_orthogonal(model: nn.Module) -> None:
-    """Draw first weights as in RNNsearch (Bahdanau et al., 2015, appendix B.1)."""
+    """Draw initial weights as in RNNsearch (Bahdanau et al., 2015, appendix B.1)."""
     for name, parameter in model.named_parameters():
         if name.endswith("weight_hh_l0"):
             for gate in parameter.split(parameter.size(1)):

@@ -65,7 +65,7 @@ class Parse:
     tree: Tree
     """Tree over exactly the words of the sentence; `NOTHING` if there are none."""
     repairs: Repairs
-    """Repairs of the symbols that the model put out, to make them a tree."""
+    """Repairs of the symbols that the model generated, to make them a tree."""
     score: float
     """Log-probability divided by the length penalty; 0 without a search."""
     is_overlong: bool = False
@@ -135,8 +135,9 @@ class Parser:
         """Parse tokenized sentences, each a list of words in Penn Treebank style.
 
         Yields each parse as soon as it and all before it are done. The default config
-        is the model's own. Constrained search puts out only trees over the words, which
-        need no repairs; settings that exclude symbols are left out, with a warning.
+        is the model's own. Constrained search generates only trees over the words,
+        which need no repairs; settings that exclude symbols are left out, with a
+        warning.
         """
         pace = pace or Pace()
         config = self._translator.search.given({}) if config is None else config

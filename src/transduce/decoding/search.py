@@ -259,7 +259,7 @@ def require_numbers(log_probabilities: Sequence[float]) -> None:
     """Raise `CheckpointError` if there is no result because the logits were NaN."""
     if not log_probabilities or math.isnan(log_probabilities[0]):
         raise CheckpointError(
-            "The model must put out numbers, but puts out NaN; its weights are "
+            "The model must output numbers, but outputs NaN; its weights are "
             "damaged, or too large for the precision: try fp32, or another "
             "checkpoint."
         )

@@ -309,7 +309,7 @@ def detokenize(
     tokenizer: Tokenizer,
     texts: Sequence[str] | None = None,
 ) -> Translation:
-    """Return hypotheses as text; raise `CheckpointError` if the model put out NaN.
+    """Return hypotheses as text; raise `CheckpointError` if the model outputs NaN.
 
     `texts` are the texts with unknown words replaced. None: the texts of the tokens.
     """

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
     import transduce.decoding.torch_model
 
 EXCLUDED = (PAD, BOS)
-"""Ids of tokens that are never put out."""
+"""Ids of tokens that are never generated."""
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
@@ -168,9 +168,9 @@ class Translator:
         """Tokenizer of all models."""
         self.device = "cpu" if str(device).startswith("cpu:") else str(device)
         """Name of the device in PyTorch, such as "cpu" or "cuda"."""
-        self._checkpoints = (checkpoint, *others)
+        self._stored_models = (checkpoint, *others)
         self.precision: DecodingPrecision = choose_precision(
-            precision, self.device, self._checkpoints
+            precision, self.device, self._stored_models
         )
         """Precision of matrix products."""
         self.config: ArchitectureConfig = checkpoint.config
@@ -199,7 +199,7 @@ class Translator:
     def __repr__(self) -> str:
         """Return a description: task, size, device and precision."""
         does = "translates" if self.symbols is None else "parses"
-        number = len(self._checkpoints)
+        number = len(self._stored_models)
         several = f", {number} models" if number > 1 else ""
         config = self.config
         layers = f"{architecture_of(config)} architecture"
@@ -242,7 +242,7 @@ class Translator:
         """Prepare the models as `load` does, then set all attributes."""
         kept = dict(state)
         num_processes = kept.pop("num_processes")
-        device, (first, *others) = kept["device"], kept["_checkpoints"]
+        device, (first, *others) = kept["device"], kept["_stored_models"]
         choose_device(device.partition(":")[0])  # prepares this process
         # The constructor of a subclass may take other arguments.
         Translator.__init__(
@@ -260,7 +260,7 @@ class Translator:
         """Whether the native library decodes all models, and not PyTorch."""
         return all(
             decodes_natively(each, self.device, self.precision)
-            for each in self._checkpoints
+            for each in self._stored_models
         )
 
     @property
@@ -313,7 +313,7 @@ class Translator:
     def shortlist(self) -> Shortlist | None:
         """Candidates of source pieces for `SearchConfig.shortlist`, of the first model;
         None if it has none."""
-        return self._checkpoints[0].shortlist
+        return self._stored_models[0].shortlist
 
     def get_ready(self) -> None:
         """Load the weights now; otherwise the first translation loads them."""
@@ -324,7 +324,7 @@ class Translator:
         """Models prepared for decoding, loaded at the first use."""
         return [
             prepare_for_decoding(each, self.device, self.precision)
-            for each in self._checkpoints
+            for each in self._stored_models
         ]
 
     @cached_property
@@ -334,7 +334,7 @@ class Translator:
         It is loaded at the first use. Raises `RequestError` if PyTorch is not
         installed.
         """
-        first = self._checkpoints[0]
+        first = self._stored_models[0]
         if not decodes_natively(first, self.device, self.precision):
             return cast(Any, self.models[0])
         with packages_for("A look into the model"):
@@ -600,7 +600,7 @@ class Translator:
         RequestError
             Sources and targets are not equally many, or the model parses.
         CheckpointError
-            The model puts out NaN.
+            The model outputs NaN.
         """
         if isinstance(sources, str):
             require_strings(targets)
@@ -646,7 +646,7 @@ class Translator:
         """Parse raw English sentences with the model's own search (section 6.3).
 
         A list gives one parse for each sentence, in order; a string is one sentence and
-        gives its parse. Constrained search puts out only trees over the words.
+        gives its parse. Constrained search generates only trees over the words.
 
             translator.parse("John has a dog.").tree
 
@@ -766,7 +766,7 @@ class Translator:
         attention = self.cross_attention
         if attention is None:
             return [None] * len(found)
-        dictionary = self._checkpoints[0].dictionary
+        dictionary = self._stored_models[0].dictionary
         return replaced_texts(found, self.tokenizer, dictionary, attention, bad_words)
 
     def _task(
@@ -829,7 +829,7 @@ def with_available_shortlist(
 
 def longest_source(translator: Translator) -> int:
     """Return the number of tokens above which a source is translated in parts."""
-    tables = (num_positions(each.config) for each in translator._checkpoints)
+    tables = (num_positions(each.config) for each in translator._stored_models)
     learned = [number for number in tables if number is not None]
     # The tag of a corpus takes a position, too.
     shortest = min(learned) - bool(translator.corpus_tag) if learned else None

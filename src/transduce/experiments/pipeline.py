@@ -243,7 +243,7 @@ def train(
     encoder: PairEncoder | None = None,
     dictionary: WordDictionary | None = None,
 ) -> None:
-    """Train a new run in the folder `out`, from first weights or from a model.
+    """Train a new run in the folder `out`, from random weights or from a model.
 
     The vocabulary is learned, unless an encoder or a model to start from has one. A
     dictionary of unknown words may be given beside an encoder.

@@ -334,8 +334,8 @@ BYTENET = RunConfig(
 MOE = RunConfig(
     tokenizer=WORD_PIECES,
     # Shazeer et al. (2017), appendix E, with 2,048 experts. The appendix gives neither
-    # the number of groups (as many as GPUs here) nor the first weights (those of GNMT),
-    # nor whether embeddings are shared.
+    # the number of groups (as many as GPUs here) nor the initial weights (those of
+    # GNMT), nor whether embeddings are shared.
     model=MixtureRecurrentConfig(
         d_model=512,
         cells=2048,

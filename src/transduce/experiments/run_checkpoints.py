@@ -32,7 +32,7 @@ from transduce.experiments.run_folder import (
     START,
     RunFolder,
 )
-from transduce.experiments.start_model import first_weights
+from transduce.experiments.start_model import initial_weights
 from transduce.files import remove_folder
 from transduce.model_folder import (
     AVERAGED,
@@ -183,7 +183,7 @@ class RunCheckpoints:
             return TrainingPoint(build(self._config.model), None)
         path, state = self._folder.path / START, None
         try:
-            weights = first_weights(load_model(path), self._config.model)
+            weights = initial_weights(load_model(path), self._config.model)
             model = build_with_weights(self._config.model, weights)
             if self._folder.start.get("keeps_optimizer"):
                 state = load_training_state(path)
@@ -361,7 +361,7 @@ class FinalModelChoice:
             self._warn(f"{error} The model that the run started from is not scored.")
             return []
         config = self._config.model
-        weights = first_weights(start, config)
+        weights = initial_weights(start, config)
         # Without a shortlist, as the run's own models have none to be compared with.
         model = replace(start, step=0, config=config, weights=weights, shortlist=None)
         return self._scoring.search(self._trainer, model, self._scoring.dev_sets)

@@ -140,7 +140,7 @@ def varied(base: RunConfig, kind: Scores, d_k: int, heads: int) -> RunConfig:
     """Return the settings with one kind of score and one d_k.
 
     The whole model grows with d_k, as in the paper: d_model is the number of heads
-    times d_k. Otherwise the first weights (Glorot and Bengio, 2010) would shrink
+    times d_k. Otherwise the initial weights (Glorot and Bengio, 2010) would shrink
     queries and keys as d_k grows, and with them the variance of scores.
     """
     d_model = heads * d_k
@@ -331,7 +331,7 @@ def _score_parts(statistics: Sequence[ScoreStatistics]) -> Iterator[Part]:
         f"Scores of {NUM_QUERIES:,} random queries for {NUM_KEYS} keys each, whose "
         "components have mean 0 and variance 1. By footnote 4 the variance of a dot "
         "product is d_k; scaled by 1/sqrt(d_k) it is 1. The additive score has its "
-        f"first weights. Entropy is that of a query's weights (equal weights: "
+        f"initial weights. Entropy is that of a query's weights (equal weights: "
         f"{log(NUM_KEYS):.2f} nats), and gradient is the norm of the Jacobian of the "
         "softmax: both vanish as one key takes all the weight."
     )

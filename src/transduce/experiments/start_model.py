@@ -148,7 +148,7 @@ def open_start(path: Path, *, keep_optimizer: bool = False) -> StartModel:
     return StartModel(path=path, model=model, state=state)
 
 
-def first_weights(model: Checkpoint, config: ArchitectureConfig) -> dict[str, Tensor]:
+def initial_weights(model: Checkpoint, config: ArchitectureConfig) -> dict[str, Tensor]:
     """Weights that training with a model's settings starts from.
 
     The start token's embedding is zero if the settings have no learned one, and output

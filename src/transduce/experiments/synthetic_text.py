@@ -465,7 +465,7 @@ def _require_kept(translations: Path, counts: Mapping[str, int]) -> None:
 
 
 def _one_line(text: str) -> str:
-    """Replace line ends, which a model could put out."""
+    """Replace line ends, which a model could generate."""
     return " ".join(text.split("\n"))
 
 

@@ -176,7 +176,7 @@ class GradientAccumulator:
         # Each micro-batch has its own dropout masks, whichever process computes it.
         seed = self._dropout_seed(step, loaded)
         # All threads share PyTorch's generator. A seed set here would change the
-        # numbers that another run in this process draws, such as its first weights.
+        # numbers that another run in this process draws, such as its initial weights.
         is_own = draws_from_context(self._hardware)
         if not is_own:
             self._hardware.seed(seed)

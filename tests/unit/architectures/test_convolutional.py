@@ -197,7 +197,7 @@ def test_weight_normalization_equals_that_of_torch() -> None:
     torch.testing.assert_close(layer.gain.grad, gain.grad)
 
 
-def test_weight_normalization_does_not_change_the_first_weights() -> None:
+def test_weight_normalization_does_not_change_the_initial_weights() -> None:
     layer = NormalizedLinear(64, 2_000, variance=4.0, dropout=0.2)
     torch.testing.assert_close(layer.matrix, layer.weight)
     assert float(layer.weight.detach().std()) == pytest.approx(
@@ -205,7 +205,7 @@ def test_weight_normalization_does_not_change_the_first_weights() -> None:
     )
 
 
-def test_first_weights_have_the_deviations_of_section_3_5() -> None:
+def test_initial_weights_have_the_deviations_of_section_3_5() -> None:
     # N(0, sqrt(4 p / n)) before gates, N(0, sqrt(p / n)) where inputs are dropped with
     # rate 1 - p, and N(0, sqrt(1 / n)) elsewhere.
     model = Convolutional(

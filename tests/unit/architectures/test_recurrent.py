@@ -447,7 +447,7 @@ def test_the_decoder_begins_with_the_last_states_of_the_encoder(bidirectional) -
         torch.testing.assert_close(found, torch.cat([last, upper]))
 
 
-# Settings and first weights
+# Settings and initial weights
 
 
 def test_dropout_is_at_the_inputs_of_all_layers() -> None:
@@ -462,7 +462,7 @@ def test_dropout_is_at_the_inputs_of_all_layers() -> None:
     assert all(torch.equal(each[..., -1:], context) for each in seen)
 
 
-def test_first_weights_are_uniform_in_the_range() -> None:
+def test_initial_weights_are_uniform_in_the_range() -> None:
     model = build(replace(VARIANTS["deep"], initial_range=0.1))
     for name, parameter in model.named_parameters():
         if "bias" in name or name.endswith("gain"):
@@ -483,7 +483,7 @@ def test_first_biases_are_zero_but_for_forget_gates() -> None:
             assert both.tolist() == [0.0] * 12 + [1.0] * 12 + [0.0] * 24
 
 
-def test_first_weights_of_rnnsearch_are_orthogonal_and_normal() -> None:
+def test_initial_weights_of_rnnsearch_are_orthogonal_and_normal() -> None:
     config = replace(RNNSEARCH, initial_weights="orthogonal", attention_width=None)
     model = build(replace(config, d_model=64, readout_width=64))
     for gate in model.encoder.lowest.rnn.weight_hh_l0.split(64):

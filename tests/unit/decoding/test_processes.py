@@ -291,7 +291,7 @@ def test_an_error_in_a_process_is_raised_in_the_first(
         step=0,
     )
     translator = Translator(broken, CPU, num_processes=2)
-    with pytest.raises(TransduceError, match="must put out numbers"):
+    with pytest.raises(TransduceError, match="must output numbers"):
         translator.translate(SENTENCES)
 
 

@@ -620,9 +620,9 @@ def test_a_model_that_puts_out_nan_is_refused(
 ) -> None:
     weights = {name: w * math.nan for name, w in trained_checkpoint.weights.items()}
     translator = Translator(replace(trained_checkpoint, weights=weights), CPU)
-    with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
+    with pytest.raises(CheckpointError, match="must output numbers, but outputs NaN"):
         translator.translate(["one"], beam_size=beam_size)
-    with pytest.raises(CheckpointError, match="must put out numbers, but puts out NaN"):
+    with pytest.raises(CheckpointError, match="must output numbers, but outputs NaN"):
         translator.score(["one"], ["eins"])
 
 

@@ -16,7 +16,7 @@ from transduce.experiments.presets import FROM_MODEL, PRESETS, RunConfig
 from transduce.experiments.start_model import (
     OUTPUT_BIASES,
     StartModel,
-    first_weights,
+    initial_weights,
     languages_from,
     new_languages,
     refuse_misfit,
@@ -153,7 +153,7 @@ def test_biases_that_exclude_a_token_are_raised(start):
     weights = {"embedding.bias": torch.tensor([-1e4, 2.0]), "w": torch.tensor([-1e4])}
     weights["encoder.layers.0.attention.output.bias"] = weights["w"]
     model = replace(start.model, weights=weights)
-    found = first_weights(model, model.config)
+    found = initial_weights(model, model.config)
     assert found["embedding.bias"].tolist() == [-100.0, 2.0]
     assert found["w"].tolist() == [-1e4]
     assert found["encoder.layers.0.attention.output.bias"].tolist() == [-1e4]
@@ -165,8 +165,8 @@ def test_a_start_that_is_not_to_be_learned_becomes_zero(start, target_vocab_size
     side = "embedding" if target_vocab_size is None else "target_embedding"
     names = ["embedding.weight", "target_embedding.weight"]
     model = replace(start.model, weights={name: torch.ones(9, 2) for name in names})
-    assert all(weight.all() for weight in first_weights(model, config).values())
-    found = first_weights(model, replace(config, learned_start=False))
+    assert all(weight.all() for weight in initial_weights(model, config).values())
+    found = initial_weights(model, replace(config, learned_start=False))
     expected = torch.ones(9, 2)
     expected[BOS] = 0
     other = {name: torch.ones(9, 2) for name in names if name != f"{side}.weight"}

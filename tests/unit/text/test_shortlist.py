@@ -59,7 +59,7 @@ def test_the_candidates_are_frequent_ones_targets_and_the_source_itself(
     found = shortlist.candidates([301, 300, 301])
     assert found.tolist() == [EOS, 300, 301, 305, 311, 320, 330]
     assert found.dtype == np.int32
-    # Padding and the start of a sentence are never put out.
+    # Padding and the start of a sentence are never generated.
     assert shortlist.candidates([331]).tolist() == [EOS, 320, 330, 331]
     assert shortlist.candidates([0]).tolist() == [EOS, 8, 320, 330]
 
