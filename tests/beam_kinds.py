@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from transduce.decoding import native_decoder
+from transduce.decoding import backend
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.candidates import Excluded
 from transduce.decoding.greedy_search import GreedySearch
@@ -19,7 +19,7 @@ def kind_of_beam(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run all tests of a module that imports this with each kind."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "in Python":
-            patch.setattr(native_decoder, "has_native_search", lambda: False)
+            patch.setattr(backend, "has_native_search", lambda: False)
         elif api() is None:
             pytest.skip("there is no native library")
         yield
@@ -33,7 +33,7 @@ def start_beam_search(
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Search:
     """Start beam search of the kind under test, also with a beam size of 1."""
-    kind = NativeSearch if native_decoder.has_native_search() else BeamSearch
+    kind = NativeSearch if backend.has_native_search() else BeamSearch
     return kind(max_lengths, config, eos, excluded, prefixes)
 
 
@@ -45,7 +45,7 @@ def start_greedy_search(
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> Search:
     """Start greedy search of the kind under test, whatever the beam size."""
-    kind = NativeGreedySearch if native_decoder.has_native_search() else GreedySearch
+    kind = NativeGreedySearch if backend.has_native_search() else GreedySearch
     return kind(max_lengths, config, eos, excluded, prefixes)
 
 

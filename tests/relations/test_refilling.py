@@ -21,7 +21,7 @@ from beam_kinds import (
     start_greedy_search,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import native_decoder, processes
+from transduce.decoding import backend, processes
 from transduce.decoding.processes import SearchTask, search_in_batches
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
@@ -101,7 +101,7 @@ def _begun(lengths: Sequence[int], config: SearchConfig, numbers: list[int]):
 
 
 def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
-    return _found_alone(number, length, config, native_decoder.has_native_search())
+    return _found_alone(number, length, config, backend.has_native_search())
 
 
 @cache

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
 from transduce.decoding import candidates, native_decoder
+from transduce.decoding.backend import start_search
 from transduce.decoding.beam_search import BeamSearch
 from transduce.decoding.candidates import (
     CandidateQuery,
@@ -26,7 +27,6 @@ from transduce.decoding.candidates import (
     restrictions_after,
 )
 from transduce.decoding.greedy_search import GreedySearch
-from transduce.decoding.native_decoder import start_search
 from transduce.decoding.search import Hypothesis, run_search
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.errors import ConfigError

@@ -32,7 +32,7 @@ from transduce.analysis.heads import (
     head_sums,
     statistics_table,
 )
-from transduce.decoding.native_decoder import start_search
+from transduce.decoding.backend import start_search
 from transduce.decoding.search import (
     Hypothesis,
     JoinableDecoder,

@@ -2,25 +2,32 @@
 
 On a CPU the native library decodes. PyTorch is imported only where the library cannot
 decode: on a GPU, in bf16, for other architectures than the Transformer, or without a C
-compiler at installation.
+compiler at installation. The library also searches, for models in PyTorch too; without
+it numpy does (`start_search`).
 """
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from transduce.architectures.config import architecture_of
+from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.candidates import Excluded
+from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
+    NativeGreedySearch,
     NativeModel,
     NativePrecision,
+    NativeSearch,
     PrecisionChoice,
 )
-from transduce.decoding.search import DecodingModel
+from transduce.decoding.search import Coverage, DecodingModel, Search
 from transduce.errors import RequestError, packages_for
 from transduce.machine import may_have_gpu, respect_cpu_quota
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder
 from transduce.native import api
+from transduce.search_config import SearchConfig
 from transduce.text.languages import best_match
 
 if TYPE_CHECKING:
@@ -136,3 +143,30 @@ def require_ensemble(
                     f"their {side} languages are {known} and {language}; load models "
                     "of one direction."
                 )
+
+
+def start_search(
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+    coverage: Coverage | None = None,
+    max_hypotheses: int | None = None,
+) -> Search:
+    """Start greedy search if the beam size is 1, otherwise beam search.
+
+    The native library searches if there is one. The arguments are those of
+    `BeamSearch`.
+    """
+    is_native = has_native_search()
+    if config.beam_size == 1:
+        greedy = NativeGreedySearch if is_native else GreedySearch
+        return greedy(max_lengths, config, eos, excluded, prefixes)
+    beam = NativeSearch if is_native else BeamSearch
+    return beam(max_lengths, config, eos, excluded, prefixes, coverage, max_hypotheses)
+
+
+def has_native_search() -> bool:
+    """Whether the native library, which has the same searches, is there."""
+    return api() is not None

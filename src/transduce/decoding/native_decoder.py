@@ -2,7 +2,7 @@
 
 `NativeModel` encodes sources and decodes step by step (`NativeDecoder`). `NativeSearch`
 is the search of `beam_search.py` and `greedy_search.py` in C; with a `NativeDecoder` it
-can take many steps in one call. `start_search` chooses between both.
+can take many steps in one call. `backend.start_search` chooses between both.
 
 `PackedLinear` is one linear map of the library, which PyTorch's decoder uses on a CPU
 (`torch_model`).
@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.beam_search import UNLIMITED, BeamSearch
+from transduce.decoding.beam_search import UNLIMITED
 from transduce.decoding.candidates import (
     CandidateQuery,
     Candidates,
@@ -27,13 +27,11 @@ from transduce.decoding.candidates import (
     log_likelihoods,
     native_logits,
 )
-from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.search import (
     AllowedTokens,
     Coverage,
     Decoder,
     Hypothesis,
-    Search,
     Sentence,
 )
 from transduce.machine import num_threads
@@ -54,33 +52,6 @@ from transduce.processes import call_interruptibly
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS
-
-
-def start_search(
-    max_lengths: Sequence[int],
-    config: SearchConfig,
-    eos: int,
-    excluded: Excluded = (),
-    prefixes: Sequence[Sequence[int]] | None = None,
-    coverage: Coverage | None = None,
-    max_hypotheses: int | None = None,
-) -> Search:
-    """Start greedy search if the beam size is 1, otherwise beam search.
-
-    The native library searches if there is one. The arguments are those of
-    `BeamSearch`.
-    """
-    is_native = has_native_search()
-    if config.beam_size == 1:
-        greedy = NativeGreedySearch if is_native else GreedySearch
-        return greedy(max_lengths, config, eos, excluded, prefixes)
-    beam = NativeSearch if is_native else BeamSearch
-    return beam(max_lengths, config, eos, excluded, prefixes, coverage, max_hypotheses)
-
-
-def has_native_search() -> bool:
-    """Whether the native library, which has the same searches, is there."""
-    return api() is not None
 
 
 class NativeSearch:

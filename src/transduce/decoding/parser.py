@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int64
 
+from transduce.decoding.backend import start_search
 from transduce.decoding.candidates import Excluded
-from transduce.decoding.native_decoder import start_search
 from transduce.decoding.processes import SearchResult, SearchTask, StepRows
 from transduce.decoding.search import (
     Decoding,

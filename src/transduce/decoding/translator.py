@@ -24,12 +24,12 @@ from transduce.decoding.backend import (
     decodes_natively,
     prepare_for_decoding,
     require_ensemble,
+    start_search,
 )
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
     NativeModel,
     PrecisionChoice,
-    start_search,
 )
 from transduce.decoding.processes import (
     MAX_PROCESSES,
