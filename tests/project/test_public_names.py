@@ -70,7 +70,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         ("transduce.model.config", "ModelConfig"),
         ("transduce.model.transformer", "Transformer"),
         ("transduce.experiments.presets", "PRESETS"),
-        ("transduce.training.optimizer", "learning_rate"),
+        ("transduce.training.optimizer", "inverse_sqrt_rate"),
         ("transduce.decoding.translator", "load"),
         ("transduce.trees.bracket_f1", "bracket_f1"),
     ],
