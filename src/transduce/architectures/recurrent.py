@@ -631,11 +631,19 @@ def initialize_uniform(model: nn.Module, largest: float) -> None:
 @torch.no_grad()
 def initialize_orthogonal(model: nn.Module) -> None:
     """Draw initial weights as in RNNsearch (Bahdanau et al., 2015, appendix B.1)."""
+    # Their vector of attention is zero at first. A normed vector cannot be, as it has
+    # no direction then; it gets a random direction.
+    zeros = [
+        each.vector
+        for each in model.modules()
+        if isinstance(each, AdditiveAttention)
+        and not isinstance(each, NormedAdditiveAttention)
+    ]
     for name, parameter in model.named_parameters():
         if name.endswith("weight_hh_l0"):
             for gate in parameter.split(parameter.size(1)):
                 nn.init.orthogonal_(gate)
-        elif name.endswith("attention.vector"):
+        elif any(parameter is each for each in zeros):
             nn.init.zeros_(parameter)
         else:
             is_attention = ".attention." in name

@@ -7,7 +7,7 @@ its own folder, with its corpus and settings (`pipeline.resume`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -45,7 +45,7 @@ from transduce.experiments.run_folder import START, is_run, settings_of
 from transduce.files import real_path
 from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first
-from transduce.settings import shown
+from transduce.settings import flattened, shown
 from transduce.text.alignment import DICTIONARY_FILE
 from transduce.text.corpus import read_text
 from transduce.text.languages import (
@@ -69,8 +69,11 @@ from transduce.trees.linearization import UNKNOWN
 
 FREE_MODEL_SETTINGS = {
     "dropout", "attention_dropout", "relu_dropout", "neighbourhood",
+    "experts.importance_weight", "experts.load_weight",
 }  # fmt: skip
 """Model settings that may differ from those of the start without a warning."""
+SETTINGS_OF_INITIAL_WEIGHTS = {"initial_weights", "initial_range", "forget_bias"}
+"""Model settings that determine initial weights alone, which the start replaces."""
 MAX_UNKNOWN_SHARE = 0.1
 """Share of unknown pieces or bytes above which a corpus may be in another language."""
 MAX_IDS = 10_000_000
@@ -272,17 +275,20 @@ def _changed_sizes(start: StartModel, config: RunConfig) -> Iterator[str]:
         build_with_weights(config.model, start.model.weights)
     except CheckpointError:
         for name, before, now in _differences(start, config):
-            if name not in FREE_MODEL_SETTINGS:
+            if name not in FREE_MODEL_SETTINGS | SETTINGS_OF_INITIAL_WEIGHTS:
                 yield f"`model.{name}` is {shown(now)} in place of {shown(before)}"
 
 
 def _differences(
     start: StartModel, config: RunConfig
 ) -> Iterator[tuple[str, object, object]]:
-    for field in fields(start.model.config):
-        before = getattr(start.model.config, field.name)
-        if (now := getattr(config.model, field.name)) != before:
-            yield field.name, before, now
+    """Yield the full name and both values of each model setting that differs."""
+    earlier, later = (
+        flattened(asdict(each)) for each in (start.model.config, config.model)
+    )
+    for name, before in earlier.items():
+        if (now := later[name]) != before:
+            yield name, before, now
 
 
 def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
@@ -314,13 +320,23 @@ def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
 
 
 def changed_functions(start: StartModel, config: RunConfig) -> list[str]:
-    """Warnings about settings that change what the model computes from its weights."""
-    return [
-        f"`model.{name}` is {shown(now)}, but the model was trained with "
-        f"{shown(before)}; its translations will be worse until it has adapted."
-        for name, before, now in _differences(start, config)
-        if name not in FREE_MODEL_SETTINGS
-    ]
+    """Warnings about settings that change what the model computes from its weights.
+
+    Also about those of initial weights, which have no effect.
+    """
+    messages = []
+    for name, before, now in _differences(start, config):
+        if name in SETTINGS_OF_INITIAL_WEIGHTS:
+            messages.append(
+                f"`model.{name}` has no effect, as the initial weights are those of "
+                f"{start.path}."
+            )
+        elif name not in FREE_MODEL_SETTINGS:
+            messages.append(
+                f"`model.{name}` is {shown(now)}, but the model was trained with "
+                f"{shown(before)}; its translations will be worse until it has adapted."
+            )
+    return messages
 
 
 def languages_from(

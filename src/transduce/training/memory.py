@@ -31,6 +31,11 @@ from transduce.training.loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
+SIZE_SETTINGS = (
+    *("d_model", "d_embedding", "d_hidden", "d_ff"),
+    *("num_layers", "encoder_layers", "num_blocks", "encoder_blocks"),
+)
+"""Settings of any architecture that make a model large: widths, then depths."""
 TRIAL_PART = 4
 """The memory of a batch is estimated from trials of at most a fourth of its pairs."""
 SAFE_SHARE = 0.8
@@ -88,9 +93,8 @@ def require_memory(
 def _sizes(config: ArchitectureConfig) -> str:
     """Name the settings that make a model of this architecture large."""
     known = config.__dataclass_fields__
-    names = ["d_model", "d_ff", "num_layers", "encoder_layers", "num_blocks"]
     *others, last = [
-        *(f"`model.{name}`" for name in names if name in known),
+        *(f"`model.{name}`" for name in SIZE_SETTINGS if name in known),
         *(["`model.experts.num_experts`"] if "experts" in known else []),
     ]
     return f"{', '.join(others)} or {last}" if others else last

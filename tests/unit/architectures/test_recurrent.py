@@ -494,6 +494,13 @@ def test_initial_weights_of_rnnsearch_are_orthogonal_and_normal() -> None:
     assert (attention.vector == 0).all()
 
 
+def test_normed_attention_has_a_direction_whatever_the_initial_weights() -> None:
+    orthogonal = replace(RNNSEARCH, initial_weights="orthogonal")
+    model = build(replace(orthogonal, attention="normed-additive"))
+    ids = torch.tensor([[3, 4, 5]])
+    assert model(ids, ids).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from transduce.architectures.config import CONFIGS
+from transduce.architectures.config import (
+    CONFIGS,
+    ArchitectureConfig,
+    ExpertsConfig,
+    MixtureRecurrentConfig,
+    RecurrentConfig,
+)
 from transduce.checkpoint import Checkpoint, Progress, TrainingState, build
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
@@ -16,6 +22,7 @@ from transduce.experiments.presets import FROM_MODEL, PRESETS, RunConfig
 from transduce.experiments.start_model import (
     OUTPUT_BIASES,
     StartModel,
+    changed_functions,
     initial_weights,
     languages_from,
     new_languages,
@@ -191,3 +198,25 @@ def test_the_output_bias_of_each_architecture_is_known_by_its_name(config):
     names = {name for name, weight in model.named_parameters() if weight is bias}
     assert (bias is None) == (not names)
     assert names <= OUTPUT_BIASES
+
+
+def warnings_of(
+    start: StartModel, before: ArchitectureConfig, after: ArchitectureConfig
+) -> list[str]:
+    start = replace(start, model=replace(start.model, config=before))
+    return changed_functions(start, replace(PRESETS["tiny"], model=after))
+
+
+def test_settings_of_initial_weights_have_no_effect_on_a_run_from_a_model(start):
+    config = RecurrentConfig(d_model=8)
+    [warning] = warnings_of(start, config, replace(config, forget_bias=1.0))
+    assert warning == (
+        "`model.forget_bias` has no effect, as the initial weights are those of model."
+    )
+
+
+def test_changed_settings_of_experts_are_named_one_by_one(start):
+    config = MixtureRecurrentConfig(d_model=8, cells=12)
+    experts = ExpertsConfig(gating="batchwise", importance_weight=0.1, top_k=2)
+    [warning] = warnings_of(start, config, replace(config, experts=experts))
+    assert warning.startswith("`model.experts.top_k` is 2, but the model was trained ")

@@ -1,8 +1,9 @@
 """The loop against plain PyTorch: updates, reports, checkpoints, stops, validation."""
 
 import math
+import re
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import count
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from transduce.architectures.config import CONFIGS
 from transduce.checkpoint import Progress
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
@@ -819,6 +821,18 @@ def test_a_model_that_does_not_fit_in_memory_is_reported(
     monkeypatch.setattr(Hardware, "memory_bytes", lambda _: int(present * 1e9))
     with pytest.raises(ConfigError, match=sizes):
         memory.require_memory(ModelConfig(vocab_size=37_000), cpu)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_a_model_too_large_for_the_memory_names_its_own_sizes(cpu, architecture):
+    config = CONFIGS[architecture]()
+    with pytest.raises(ConfigError, match="; make .* smaller") as caught:
+        memory.require_memory(config, cpu, bytes_per_parameter=10**9)
+    width, *others = re.findall(r"`model\.(\w+)", str(caught.value))
+    assert width in ("d_model", "d_embedding", "d_hidden")
+    assert others
+    names = {field.name for field in fields(config)}
+    assert {width, *others} <= names
 
 
 def test_a_pair_that_does_not_fit_in_memory_is_reported(make_trainer, monkeypatch):
