@@ -1,12 +1,16 @@
 """An imported model with several target languages: chosen, and trained further."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import marian_folder as folders
 import transduce
+from transduce.checkpoint import load_model, save_model
 from transduce.data.dataset import open_dataset
+from transduce.errors import CheckpointError
 from transduce.interop.marian_import import import_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
@@ -31,6 +35,40 @@ def test_the_target_language_of_an_imported_model_is_chosen(
     message = refuses(*options, "--target-language", "es", stdin=b"The dog runs.\n")
     assert message.endswith("'es'; it has de (German), fr (French).")
     assert transduce.load(imported, device="cpu").target_languages == ["de", "fr"]
+
+
+def test_a_target_language_that_an_imported_model_lacks_is_refused(
+    marian_folder, refuses, tmp_path
+):
+    options = ("--out", tmp_path / "out", "--target-language", "es")
+    message = refuses("import", marian_folder, *options)
+    assert message.startswith(f"{marian_folder}: the target language must be one of")
+    assert message.endswith("'es'; it has de (German), fr (French).")
+
+
+def test_languages_and_tags_of_corpora_come_back_from_hugging_face(
+    imported, command, tmp_path
+):
+    checkpoint, sample = load_model(imported), tmp_path / "sample"
+    sample.write_text("The dog runs.\n")
+    tokenizer = checkpoint.tokenizer
+    last = max(tokenizer.vocabulary, key=tokenizer.vocabulary.index)
+    pieces = tuple("<bt>" if p == last else p for p in tokenizer.vocabulary)
+    tagged = replace(tokenizer, vocabulary=pieces, corpus_tags=("<bt>",))
+    changed = replace(checkpoint, tokenizer=tagged, target_language="fr")
+    save_model(changed, tmp_path / "model")
+    options = ("--to", "marian", "--sample", sample, "--out", tmp_path / "marian")
+    said = command("export", tmp_path / "model", *options).out
+    assert "for Hugging Face Marian write a tag such as >>fra<< before each" in said
+    import_model(tmp_path / "marian", tmp_path / "again", ["The dog runs."])
+    again = load_model(tmp_path / "again")
+    assert again.target_language == "fr"
+    assert again.tokenizer.corpus_tags == ("<bt>",)
+    folders.change_settings(
+        tmp_path / "marian" / "tokenizer_config.json", corpus_tags=["<law>"]
+    )
+    with pytest.raises(CheckpointError, match="`corpus_tags` must be a list of tags"):
+        import_model(tmp_path / "marian", tmp_path / "other", ["The dog runs."])
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from transduce.files import require_new_folder
 from transduce.grammar.corpus import BUILT_IN, Grammar
 from transduce.text.corpus import read_text
 from transduce.text.languages import base
+from transduce.text.vocabulary import own_language_tag
 
 Target = Literal["ctranslate2", "marian", "marian-npz", "onnx"]
 MODULES = {"marian": "marian_export", "marian-npz": "marian_npz_export"}
@@ -71,6 +72,12 @@ def export(
             raise type(error)(f"{model}: {error}") from None
     print(f"The model for {target.TARGET} is in {out}.")
     print(f"Proof: {proof}.")
+    if tags := checkpoint.tokenizer.language_tags:
+        tag = own_language_tag(checkpoint.target_language, tags) or tags[0]
+        print(
+            f"The model has several target languages: for {target.TARGET} write a tag "
+            f"such as {tag} before each source, as none is put there."
+        )
 
 
 def proof_sentences(sample: Path | None, language: str | None) -> list[str]:

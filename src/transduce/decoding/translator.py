@@ -101,6 +101,7 @@ from transduce.text.vocabulary import (
     find_corpus_tag,
     find_language_tag,
     languages_of,
+    own_language_tag,
 )
 
 if TYPE_CHECKING:
@@ -953,13 +954,7 @@ def load(
     if target_language is not None:
         translator = translator.into(target_language)
     else:
-        translator.language_tag = _own_language_tag(translator)
+        translator.language_tag = own_language_tag(
+            translator.target_language, translator.tokenizer.language_tags
+        )
     return translator if tag is None else translator.with_tag(tag)
-
-
-def _own_language_tag(translator: Translator) -> str:
-    """Return the tag of a model's own target language; empty without one."""
-    own, tags = translator.target_language, translator.tokenizer.language_tags
-    if own is None or best_match(own, languages_of(tags)) is None:
-        return ""
-    return find_language_tag(own, tags)

@@ -7,8 +7,9 @@ each chosen token must be its own first choice. So its greedy translation is the
 """
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from textwrap import shorten
 from typing import Protocol, runtime_checkable
 
@@ -20,9 +21,17 @@ from torch import Tensor
 from transduce.architectures.config import require_transformer
 from transduce.checkpoint import EXPORT, Checkpoint
 from transduce.decoding.translations import max_source_tokens
-from transduce.errors import DataError, RequestError, TransduceError, counted
+from transduce.errors import (
+    DataError,
+    RequestError,
+    TransduceError,
+    TransduceWarning,
+    counted,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
+from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.settings import shown_json
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -124,6 +133,45 @@ def require_text(target: str, checkpoint: Checkpoint) -> None:
         raise RequestError(
             f"A model for {target} must translate into text, but this one parses; it "
             "cannot be exported there."
+        )
+
+
+def differences(search: SearchConfig, written: SearchConfig) -> list[str]:
+    """Return the names of settings in which two searches differ."""
+    unused = {"num_best"}  # a model's own never counts
+    if search.beam_size == 1:
+        unused |= {*NOT_GREEDY, "penalty", "length_penalty"}
+    return [
+        field.name
+        for field in fields(SearchConfig)
+        if field.name not in unused
+        and getattr(search, field.name) != getattr(written, field.name)
+    ]
+
+
+def warn_of_lost_search(target: str, checkpoint: Checkpoint) -> None:
+    """Warn of the model's settings of search, for a folder that has none."""
+    search, usual = checkpoint.search or SearchConfig(), SearchConfig()
+    if names := differences(search, usual):
+        lost = ", ".join(
+            f"`search.{name}` = {shown_json(getattr(search, name))}" for name in names
+        )
+        warnings.warn(
+            f"A folder for {target} has no settings of search, so these of the model "
+            f"are not in it: {lost}; give their like to the program that translates.",
+            TransduceWarning,
+            stacklevel=3,
+        )
+
+
+def warn_of_lost_shortlist(target: str, checkpoint: Checkpoint) -> None:
+    """Warn of the model's shortlist, for a folder that has none."""
+    if checkpoint.shortlist is not None:
+        warnings.warn(
+            f"A folder for {target} has no shortlist, so that of the model is not in "
+            "it; all tokens are candidates there.",
+            TransduceWarning,
+            stacklevel=3,
         )
 
 

@@ -1,14 +1,17 @@
 """Conventions and checks for Marian's models in its own format and Hugging Face's."""
 
-from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Int64
 from torch import Tensor
 
 from transduce.errors import CheckpointError
-from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.settings import shown
+from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.tokenizer import Tokenizer
+from transduce.text.vocabulary import find_language_tag
 
 NEVER = -1e4
 """Bias that gives a token zero probability in any precision."""
@@ -18,22 +21,38 @@ USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
 
 
-def differences(search: SearchConfig, written: SearchConfig) -> list[str]:
-    """Return the names of settings in which two searches differ."""
-    unused = {"num_best"}  # a model's own never counts
-    if search.beam_size == 1:
-        unused |= {*NOT_GREEDY, "penalty", "length_penalty"}
-    return [
-        field.name
-        for field in fields(SearchConfig)
-        if field.name not in unused
-        and getattr(search, field.name) != getattr(written, field.name)
-    ]
-
-
 def halved(d_model: int) -> Int64[Tensor, " d_model"]:
     """Return the permutation to Marian's order: even dimensions first, then odd."""
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+def require_known_target(
+    language: str | None, tokenizer: Tokenizer, origin: Path
+) -> None:
+    """Raise `RequestError` if a model with tags of languages has none of its target.
+
+    No tag would come before its sources, unlike in its training.
+    """
+    if language is not None and (tags := tokenizer.language_tags):
+        find_language_tag(language, tags, f"{origin}: the target language")
+
+
+def with_corpus_tags(
+    tokenizer: SentencePieceTokenizer, tags: object, place: str
+) -> SentencePieceTokenizer:
+    """Return a tokenizer with the tags of corpora that an export has kept.
+
+    Raises `CheckpointError`, which names their place, unless they are tags of the
+    vocabulary.
+    """
+    names: list[Any] = tags if isinstance(tags, list) else [tags]
+    for name in names:
+        if not isinstance(name, str) or tokenizer.tag_id(name) is None:
+            raise CheckpointError(
+                f"{place} must be a list of tags in the vocabulary, such as <bt>, but "
+                f"is {shown(tags)}."
+            )
+    return tokenizer.trained_with(names)
 
 
 def require_finite(weight: Tensor, name: str, path: Path) -> None:

@@ -39,6 +39,7 @@ from transduce.interop.export import (
     Layer,
     Proof,
     decoder,
+    differences,
     embedding_names,
     encoder,
     prove,
@@ -46,11 +47,11 @@ from transduce.interop.export import (
     require_plain_attention,
     require_short,
     require_text,
+    warn_of_lost_shortlist,
 )
 from transduce.interop.marian_conventions import (
     NORM_EPSILON,
     USUAL_LENGTH,
-    differences,
     halved,
 )
 from transduce.interop.portable_tokenizer import (
@@ -72,6 +73,8 @@ MAX_POSITIONS = 1_024
 DEFAULT_TARGET = "default_target_lang"
 """Setting of the tokenizer, of this package: the target language of a model of several
 target languages."""
+CORPUS_TAGS = "corpus_tags"
+"""The same for the tags of corpora with which this package has trained the model."""
 WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
 """Its weights without a counterpart here: a zero bias, and the tied embedding."""
 
@@ -114,6 +117,7 @@ def export(
         model = HuggingFaceModel(new, ids, target_ids)
         tokenizer = HuggingFaceTokenizer(new, ids, target_ids)
         _warn_of_lacking(checkpoint.search or SearchConfig())
+        warn_of_lost_shortlist(TARGET, checkpoint)
         return prove(model, tokenizer, checkpoint, sentences)
 
 
@@ -310,13 +314,15 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
-    """Write the languages in the place that OPUS-MT's folders use."""
+    """Write languages in the place that OPUS-MT's folders use, and tags of corpora."""
     content = json.loads(path.read_text(encoding="utf-8"))
     content["source_lang"] = checkpoint.source_language
     content["target_lang"] = checkpoint.target_language
     if checkpoint.tokenizer.language_tags:
         # OPUS-MT's folders of several target languages may name any of them above.
         content[DEFAULT_TARGET] = checkpoint.target_language
+    if checkpoint.tokenizer.corpus_tags:
+        content[CORPUS_TAGS] = checkpoint.tokenizer.corpus_tags
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

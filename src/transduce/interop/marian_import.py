@@ -41,8 +41,11 @@ from transduce.interop.marian_conventions import (
     NORM_EPSILON,
     halved,
     require_finite,
+    require_known_target,
+    with_corpus_tags,
 )
 from transduce.interop.marian_export import (
+    CORPUS_TAGS,
     DEFAULT_TARGET,
     HuggingFaceModel,
     marian_config,
@@ -468,12 +471,14 @@ def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
 def _sentence_pieces(folder: Path, settings: MarianSettings) -> SentencePieceTokenizer:
     source, target = (read_proto(folder / name) for name in (SOURCE, TARGET))
     kinds = {each.piece: each.type for each in (*target.pieces, *source.pieces)}
-    return SentencePieceTokenizer(
+    tokenizer = SentencePieceTokenizer(
         vocabulary=_vocabulary(folder / VOCABULARY, settings, kinds),
         source=unigram_model(source, folder / SOURCE),
         target=unigram_model(target, folder / TARGET),
         added=tuple(piece for piece in settings.added if kinds.get(piece) is None),
     )
+    tags = _tokenizer_settings(folder).get(CORPUS_TAGS, [])
+    return with_corpus_tags(tokenizer, tags, f"{folder / TOKENIZER}: `{CORPUS_TAGS}`")
 
 
 def _vocabulary(
@@ -640,6 +645,7 @@ def _require_names_and_shapes(
 ) -> None:
     """Raise `CheckpointError` unless names and shapes are those of the library's
     model."""
+    _require_last_layers(theirs, settings.model, path)
     config = marian_config(settings.model, settings.max_positions)
     config.vocab_size = settings.vocab_size
     config.decoder_vocab_size = settings.target_vocab_size
@@ -652,11 +658,30 @@ def _require_names_and_shapes(
             for weights in (expected, theirs)
         ]
         if shapes[0] != shapes[1]:
-            raise CheckpointError(
-                f"{path}: `{name}` must be {shapes[0]} by the settings beside it, but "
-                f"is {shapes[1]}; the files are of different models, or of one that "
-                "cannot be imported."
-            )
+            raise _misfit(path, name, *shapes)
+
+
+def _require_last_layers(
+    theirs: Mapping[str, Tensor], config: ModelConfig, path: Path
+) -> None:
+    """Raise `CheckpointError` if there are fewer layers than by the settings.
+
+    The library would take minutes to build layers by the thousand.
+    """
+    depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
+    for stack, depth in depths.items():
+        name = f"model.{stack}.layers.{depth - 1}.fc1.weight"
+        if name not in theirs:
+            raise _misfit(path, name, (config.d_ff, config.d_model), "nothing")
+
+
+def _misfit(path: Path, name: str, expected: object, found: object) -> CheckpointError:
+    """Return the error for a weight that does not fit the settings."""
+    return CheckpointError(
+        f"{path}: `{name}` must be {expected} by the settings beside it, but is "
+        f"{found}; the files are of different models, or of one that cannot be "
+        "imported."
+    )
 
 
 def _require_sinusoids(
@@ -788,6 +813,8 @@ def _checkpoint(
                 f"{TARGET}, but has not; such a model cannot be imported."
             )
         tokenizer = replace(tokenizer, target_vocab_size=target_vocab_size)
+    target_language = given.target or settings.languages.target
+    require_known_target(target_language, tokenizer, origin)
     return Checkpoint(
         config=replace(
             settings.model,
@@ -799,7 +826,7 @@ def _checkpoint(
         step=0,
         search=settings.search,
         source_language=given.source or settings.languages.source,
-        target_language=given.target or settings.languages.target,
+        target_language=target_language,
     )
 
 

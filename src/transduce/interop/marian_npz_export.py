@@ -12,6 +12,7 @@ folders of OPUS-MT, whose text must be cut with source.spm before, and joined af
 
 import io
 import json
+import math
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,22 +35,27 @@ from transduce.interop.export import (
     Recurrence,
     Stack,
     decoder,
+    differences,
     embedding_names,
     encoder,
     marked_texts,
     require,
     require_plain_attention,
     require_text,
+    warn_of_lost_shortlist,
 )
 from transduce.interop.marian_conventions import (
     NORM_EPSILON,
     USUAL_LENGTH,
-    differences,
     halved,
 )
 from transduce.interop.marian_npz_import import (
+    CORPUS_TAGS,
+    DROPOUTS,
     END,
     OPTIONS,
+    SOURCE_LANGUAGE,
+    TARGET_LANGUAGE,
     import_marian,
     marian_position_base,
 )
@@ -90,9 +96,11 @@ def export(
     with atomic_directory(folder, "export --to marian-npz", overwrite=overwrite) as new:
         names = _write_vocabularies(tokenizer, new)
         options = model_options(checkpoint.transformer_config)
+        options |= _own_options(checkpoint)
         (new / WEIGHTS).write_bytes(model_npz(model_arrays(checkpoint), options))
         (new / DECODER).write_text(_decoder_settings(checkpoint, names))
         _require_same(checkpoint, new, sentences)
+        warn_of_lost_shortlist(TARGET, checkpoint)
     return (
         f"The folder, read back, has the same weights, and the same pieces on "
         f"{counted(len(sentences), 'sentence')}; Marian's own program was not run"
@@ -159,10 +167,12 @@ def _require_same(
             "The exported tokenizer must give the same pieces, but does not; nothing "
             "was written."
         )
-    matrices = set(embedding_names(checkpoint))
+    config, matrices = checkpoint.transformer_config, set(embedding_names(checkpoint))
     for name, weight in again.weights.items():
         matrix, _, kind = name.rpartition(".")
         own = checkpoint.weights.get(name, torch.zeros(len(weight)))
+        if config.scores == "unscaled" and matrix.endswith("project_query"):
+            own = own * math.sqrt(config.d_k)  # Marian divides by it
         # Padding and start are never chosen; Marian does not have them.
         first = EOS if matrix in matrices else 0
         if not torch.equal(own[first:], weight[first:]):
@@ -346,6 +356,21 @@ def model_options(config: ModelConfig) -> dict[str, object]:
         "dec-cell-base-depth": 2,
         "dec-cell-high-depth": 1,
         "version": "v1.12.0 by transduce",
+    }
+
+
+def _own_options(checkpoint: Checkpoint) -> dict[str, object]:
+    """Return what Marian has no options for, so that it comes back from there."""
+    config = checkpoint.transformer_config
+    languages = {
+        SOURCE_LANGUAGE: checkpoint.source_language,
+        TARGET_LANGUAGE: checkpoint.target_language,
+    }
+    tags = list(checkpoint.tokenizer.corpus_tags)
+    return {
+        **{name: tag for name, tag in languages.items() if tag is not None},
+        **({CORPUS_TAGS: tags} if tags else {}),
+        **{option: getattr(config, name) for name, option in DROPOUTS.items()},
     }
 
 

@@ -34,7 +34,13 @@ from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, require_file
 from transduce.foreign_models import DECODER
 from transduce.interop.export import ProofError
-from transduce.interop.marian_conventions import NEVER, halved, require_finite
+from transduce.interop.marian_conventions import (
+    NEVER,
+    halved,
+    require_finite,
+    require_known_target,
+    with_corpus_tags,
+)
 from transduce.interop.portable_tokenizer import (
     Piece,
     read_proto,
@@ -44,7 +50,7 @@ from transduce.interop.portable_tokenizer import (
 from transduce.model.config import MAX, Activation, ModelConfig, Norm
 from transduce.search_config import SearchConfig
 from transduce.settings import LONGEST_SHOWN, shown, shown_json
-from transduce.text.languages import LanguagesConfig
+from transduce.text.languages import LanguagesConfig, canonical
 from transduce.text.sentence_pieces import (
     SPACE,
     UNKNOWN,
@@ -55,6 +61,18 @@ from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 OPTIONS = "special:model.yml"
 """Name of the array with the options."""
+SOURCE_LANGUAGE, TARGET_LANGUAGE, CORPUS_TAGS = (
+    "transduce-source-language", "transduce-target-language", "transduce-corpus-tags",
+)  # fmt: skip
+"""Options of this package, which Marian does not read: languages of a model, and the
+tags of corpora with which it was trained."""
+DROPOUTS = {
+    "dropout": "transduce-dropout",
+    "attention_dropout": "transduce-attention-dropout",
+    "relu_dropout": "transduce-relu-dropout",
+}
+"""Options of this package with the dropouts of further training. Marian's own would
+overrule those that its user gives."""
 CONFIG = "config.yml"
 END = SPECIAL_PIECES[EOS]
 ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "silu"}
@@ -172,15 +190,19 @@ def import_marian(
     config, weights = _weights(arrays, options, config, vocabulary, path)
     if config.target_vocab_size is not None:
         tokenizer = replace(tokenizer, target_vocab_size=config.target_vocab_size)
+    tags = options.get(CORPUS_TAGS, [])
+    tokenizer = with_corpus_tags(tokenizer, tags, f"{path}: `{CORPUS_TAGS}`")
     given = languages or LanguagesConfig()
+    target_language = given.target or _language(options, TARGET_LANGUAGE, path)
+    require_known_target(target_language, tokenizer, origin)
     checkpoint = Checkpoint(
         config=config,
         weights=weights,
         tokenizer=tokenizer,
         step=0,
         search=_search(origin, tokenizer.unknown),
-        source_language=given.source,
-        target_language=given.target,
+        source_language=given.source or _language(options, SOURCE_LANGUAGE, path),
+        target_language=target_language,
     )
     _compare_pieces(sides, tokenizer, sentences)
     with atomic_directory(out, "import", overwrite=overwrite) as new:
@@ -436,9 +458,28 @@ def _config(options: Options, path: Path) -> ModelConfig:
             norm_epsilon=EPSILON,
             position_base=marian_position_base(d_model),
             learned_start=False,
+            **_dropouts(options, path),
         )
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
+
+
+def _dropouts(options: Options, path: Path) -> dict[str, Any]:
+    """Return the dropouts that an export of this package has kept."""
+    return {
+        name: _number(options, option, path)
+        for name, option in DROPOUTS.items()
+        if option in options
+    }
+
+
+def _language(options: Options, name: str, path: Path) -> str | None:
+    """Return a language that an export of this package has kept."""
+    value = options.get(name)
+    try:
+        return None if value is None else canonical(str(value))
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: `{name}`: {error}") from None
 
 
 def _require_fixed(

@@ -33,6 +33,8 @@ from transduce.interop.export import (
     prove,
     require_short,
     require_text,
+    warn_of_lost_search,
+    warn_of_lost_shortlist,
 )
 from transduce.interop.portable_tokenizer import write_portable
 from transduce.model.attention import RestrictedSelfAttention
@@ -68,7 +70,10 @@ def export(
         with torch.no_grad():
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)
-        return prove(_Exported(new), tokenizer, checkpoint, sentences)
+        proof = prove(_Exported(new), tokenizer, checkpoint, sentences)
+        warn_of_lost_search(TARGET, checkpoint)
+        warn_of_lost_shortlist(TARGET, checkpoint)
+        return proof
 
 
 class EncoderGraph(nn.Module):

@@ -172,6 +172,13 @@ def find_language_tag(
     )
 
 
+def own_language_tag(language: str | None, tags: Sequence[str]) -> str:
+    """Return the tag of a model's own target language; empty without one."""
+    if language is None or best_match(language, languages_of(tags)) is None:
+        return ""
+    return find_language_tag(language, tags)
+
+
 def _listed(names: Sequence[str]) -> str:
     """Join names for a message: the first `MAX_NAMED`, and the number of the others."""
     more = len(names) - MAX_NAMED

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import warnings
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
@@ -16,7 +17,7 @@ import marian_npz
 from transduce.checkpoint import Checkpoint, load_model
 from transduce.cli.export import MODULES
 from transduce.decoding.translator import Translator
-from transduce.errors import DataError, RequestError
+from transduce.errors import DataError, RequestError, TransduceWarning
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import export as export_module
 from transduce.interop.export import GreedyOutput, ProofError, prove, require_short
@@ -191,6 +192,24 @@ def test_the_character_that_stands_for_spaces_may_be_in_a_piece():
     unknown = learn_tokenizer(["a b"] * 9, TokenizerConfig(vocab_size=264))
     spelled = unknown.encode("a\u2581b")
     assert portable_tokenizer(unknown, SPACE).decode(spelled) == "a\u2581b"
+
+
+def test_settings_of_search_that_a_folder_has_no_place_for_are_reported(
+    trained_checkpoint, tmp_path
+):
+    search = SearchConfig(beam_size=6, no_repeat_ngram=3, bad_words=((7, 8),))
+    lost = (
+        "these of the model are not in it: `search.beam_size` = 6, "
+        "`search.no_repeat_ngram` = 3, `search.bad_words` = [[7, 8]]; give"
+    )
+    with pytest.warns(TransduceWarning, match=re.escape(lost)):
+        export(
+            "ctranslate2", replace(trained_checkpoint, search=search), tmp_path / "a"
+        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TransduceWarning)
+        usual = replace(trained_checkpoint, search=SearchConfig())
+        export("ctranslate2", usual, tmp_path / "b")
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])

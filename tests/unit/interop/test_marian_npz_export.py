@@ -15,11 +15,13 @@ import marian_folder
 import marian_npz
 from marian_npz import SHARED, TWO, UNTIED, VARIANTS
 from transduce.checkpoint import Checkpoint, load_model
-from transduce.errors import RequestError, TransduceWarning
+from transduce.errors import CheckpointError, RequestError, TransduceWarning
 from transduce.interop.export import ProofError
 from transduce.interop.marian_npz_export import export
 from transduce.interop.marian_npz_import import import_marian
 from transduce.search_config import SearchConfig
+from transduce.text.languages import LanguagesConfig
+from transduce.text.shortlist import encode_pairs, learn_shortlist
 from transduce.text.vocabulary import BOS, EOS
 
 # Imported without decoder.yml, a model has the searches of this package.
@@ -100,6 +102,78 @@ def test_pieces_without_an_id_make_word_lists(
     again = load_model(tmp_path / "model")
     assert again.tokenizer.vocabulary == pieces
     assert again.tokenizer.encode(sentences[-1])[0] == len(pieces) - 2
+
+
+def test_what_marian_has_no_options_for_comes_back(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    pieces = (*imported.tokenizer.vocabulary[:-2], ">>de<<", "<bt>")
+    config = replace(
+        imported.transformer_config,
+        dropout=0.3, attention_dropout=0.2, relu_dropout=0.05,
+    )  # fmt: skip
+    changed = replace(
+        imported,
+        config=config,
+        tokenizer=replace(imported.tokenizer, vocabulary=pieces, corpus_tags=("<bt>",)),
+        source_language="en",
+        target_language="de",
+    )
+    export(changed, tmp_path / "out", SENTENCES)
+    import_marian(tmp_path / "out", tmp_path / "model", SENTENCES)
+    again = load_model(tmp_path / "model")
+    assert (again.source_language, again.target_language) == ("en", "de")
+    assert again.tokenizer.corpus_tags == ("<bt>",)
+    assert again.config == config
+    with pytest.raises(RequestError, match="language must be one of the model's, but"):
+        import_marian(
+            tmp_path / "out",
+            tmp_path / "other",
+            SENTENCES,
+            LanguagesConfig(target="fr"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("transduce-target-language", "no such", "A language must be a BCP 47 tag"),
+        ("transduce-corpus-tags", '["<bt>"]', "must be a list of tags in the vocab"),
+        ("transduce-dropout", 2, "`model.dropout` must be at least 0 and below 1"),
+        ("transduce-dropout", "much", "`transduce-dropout` must be a number, but is"),
+    ],
+)
+def test_damaged_options_of_this_package_are_reported(
+    tmp_path: Path, option: str, value: object, message: str
+) -> None:
+    marian_npz.write_folder(tmp_path / "marian", SHARED, **{option: value})
+    with pytest.raises(CheckpointError, match=message):
+        import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
+
+
+def test_unscaled_scores_are_scaled_in_marian(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    config = replace(imported.transformer_config, scores="unscaled")
+    unscaled = replace(imported, config=config)
+    export(unscaled, tmp_path / "out", SENTENCES)
+    import_marian(tmp_path / "out", tmp_path / "model", SENTENCES)
+    again = load_model(tmp_path / "model")
+    source, target = torch.tensor([[5, 6, 7, EOS]]), torch.tensor([[BOS, 8, 9]])
+    with torch.no_grad():
+        first, second = (
+            each.build_transformer()(source, target) for each in (unscaled, again)
+        )
+    torch.testing.assert_close(first, second)
+
+
+def test_a_shortlist_that_marian_would_need_in_its_own_form_is_reported(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    pairs = encode_pairs(zip(SENTENCES, SENTENCES, strict=True), imported.tokenizer)
+    shortlist = learn_shortlist(pairs, imported.tokenizer)
+    with pytest.warns(TransduceWarning, match="A folder for Marian has no shortlist"):
+        export(replace(imported, shortlist=shortlist), tmp_path / "out", SENTENCES)
 
 
 def test_the_search_goes_back(imported: Checkpoint, tmp_path: Path) -> None:

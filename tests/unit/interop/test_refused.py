@@ -231,6 +231,12 @@ def test_weights_of_another_model_are_refused(edit, error, message, folder, refu
     refuses(error, f"^{path}: {message}")
 
 
+def test_layers_without_weights_are_refused_before_they_are_built(folder, refuses):
+    folders.change_settings(folder / "config.json", decoder_layers=1_000)
+    name = "model.decoder.layers.999.fc1.weight"
+    refuses(CheckpointError, rf"`{name}` must be \(20, 16\) by .* but is nothing;")
+
+
 def test_a_folder_without_its_own_output_is_refused(folder, refuses):
     folders.change_settings(folder / "config.json", tie_word_embeddings=False)
     path = folder / "model.safetensors"
