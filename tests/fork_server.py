@@ -37,7 +37,7 @@ for number, (name, flags) in enumerate(request["files"]):
 if request["memory"]:
     import resource
     resource.setrlimit(resource.RLIMIT_AS, (request["memory"],) * 2)
-signal.alarm(60)
+signal.alarm(300)
 sys.argv[:] = request["arguments"]
 exec(request["program"])
 """
@@ -55,6 +55,8 @@ sys.stdout.flush()
 sys.stderr.flush()
 os._exit(code)  # taking the modules down would take longer than most commands
 """
+PROGRAM = "transduce.__main__.main()"
+"""Run a command line whose process also ends as that of a user's command does."""
 Result = subprocess.CompletedProcess[str]
 
 
@@ -71,9 +73,18 @@ class ForkServer:
         return self.run(COMMAND, "transduce", *arguments, stdin=stdin, memory=memory)
 
     def run(
-        self, program: str, *arguments: str, stdin: str = "", memory: int = 0
+        self,
+        program: str,
+        *arguments: str,
+        stdin: str = "",
+        memory: int = 0,
+        output: Path | None = None,
+        errors: Path | None = None,
     ) -> Result:
-        """Run Python source until its process ends as usual."""
+        """Run Python source until its process ends as usual.
+
+        What it writes is returned, unless it is for another place, as a pipe.
+        """
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "in").write_text(stdin, encoding="utf-8")
@@ -84,16 +95,18 @@ class ForkServer:
                 "memory": memory,
                 "files": [
                     (str(folder / "in"), os.O_RDONLY),
-                    (str(folder / "out"), writing),
-                    (str(folder / "err"), writing),
+                    (str(output or folder / "out"), writing),
+                    (str(errors or folder / "err"), writing),
                 ],
             }
             print(json.dumps(request), file=self._requests, flush=True)
             code = self._answers.readline()
             assert code, "the process that forks has ended"
             said = [
-                (folder / each).read_text(encoding="utf-8", errors="replace")
-                for each in ("out", "err")
+                (folder / name).read_text(encoding="utf-8", errors="replace")
+                if elsewhere is None
+                else ""
+                for name, elsewhere in (("out", output), ("err", errors))
             ]
         return subprocess.CompletedProcess(arguments, int(code), *said)
 

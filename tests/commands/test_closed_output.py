@@ -5,11 +5,13 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from fork_server import PROGRAM, ForkServer, fork_server
 from transduce.experiments.run_folder import RunFolder
 from waiting import wait_until
 
@@ -49,21 +51,51 @@ WARNING = (
 )
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """Process that has imported what training needs."""
+    modules = ("transduce.cli.train", "transduce.analysis.figures")
+    with fork_server(ENVIRONMENT, modules) as server:
+        yield server
+
+
+def read_first_line(pipe: Path) -> None:
+    with pipe.open("rb", buffering=0) as reader:
+        reader.readline()
+
+
 @pytest.mark.parametrize(
-    ("redirected", "told"),
-    [
-        ('"$@" | head -1', WARNING),
-        ('"$@" 2>&1 | head -1', ""),
-        ('"$@" >&- 2>&-', ""),
-        ('"$@" >/dev/full 2>/dev/full', ""),
-    ],
-    ids=["output", "both", "closed", "full"],
+    ("has_both", "told"), [(False, WARNING), (True, "")], ids=["output", "both"]
 )
 def test_training_goes_on_when_its_reader_has_ended(
-    training: list[str], tmp_path: Path, redirected: str, told: str
+    server: ForkServer, training: list[str], tmp_path: Path, has_both: bool, told: str
 ) -> None:
-    ended = shell(f"set -o pipefail; {redirected}", *training)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = Thread(target=read_first_line, args=(pipe,))
+    reader.start()
+    ended = server.run(
+        PROGRAM, *training[2:], output=pipe, errors=pipe if has_both else None
+    )
+    reader.join()
     assert (ended.returncode, ended.stderr) == (0, told)
+    assert is_finished(tmp_path / "run")
+
+
+def test_training_goes_on_when_nothing_more_can_be_written(
+    server: ForkServer, training: list[str], tmp_path: Path
+) -> None:
+    full = Path("/dev/full")
+    ended = server.run(PROGRAM, *training[2:], output=full, errors=full)
+    assert ended.returncode == 0
+    assert is_finished(tmp_path / "run")
+
+
+def test_training_goes_on_without_standard_output_and_errors(
+    training: list[str], tmp_path: Path
+) -> None:
+    ended = shell('"$@" >&- 2>&-', *training)
+    assert (ended.returncode, ended.stderr) == (0, "")
     assert is_finished(tmp_path / "run")
 
 
@@ -98,13 +130,27 @@ def test_training_goes_on_under_nohup_when_its_terminal_is_closed(
     assert is_finished(tmp_path / "run")
 
 
+EACH = """
+import os, sys
+import transduce.cli.attention  # once for all
+from transduce.cli import main
+*words, page = sys.argv[1:]
+for option in ("--json", "--out=-", f"--out={page}"):
+    child = os.fork()
+    if child == 0:
+        sys.exit(main([*words, option]))
+    os.waitpid(child, 0)
+"""
+
+
 def test_only_a_result_on_standard_output_needs_it_open(tmp_path: Path) -> None:
-    looks = (*TRANSDUCE, "attention", str(tmp_path / "missing"), "--source", "one")
-    for option in ("--json", "--out=-"):
-        ended = shell('"$@" >&-', *looks, option)
-        assert "Standard output must be open" in ended.stderr
-    ended = shell('"$@" >&-', *looks, "--out", str(tmp_path / "page.html"))
-    assert "missing: must be a model" in ended.stderr
+    looks = ("attention", str(tmp_path / "missing"), "--source", "one")
+    page = str(tmp_path / "page.html")
+    ended = shell('"$@" >&-', sys.executable, "-c", EACH, *looks, page)
+    in_json, as_dash, in_a_file = ended.stderr.splitlines()
+    assert "Standard output must be open" in in_json
+    assert "Standard output must be open" in as_dash
+    assert "missing: must be a model" in in_a_file
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
