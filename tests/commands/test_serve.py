@@ -66,13 +66,21 @@ def running(model: str) -> Iterator[Served]:
 
 @pytest.fixture
 def serving(model: Path) -> Iterator[Served]:
+    """Server that a test may stop."""
     with running(str(model)) as served:
         yield served
 
 
-def test_clients_of_libretranslate_work_unchanged(serving: Served, model: Path) -> None:
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[Served]:
+    """Server of all tests that leave it running."""
+    with running(str(model)) as served:
+        yield served
+
+
+def test_clients_of_libretranslate_work_unchanged(shared: Served, model: Path) -> None:
     offline = [each.text for each in load(model).translate(["one two", "three"])]
-    client = LibreTranslateAPI(serving.address)
+    client = LibreTranslateAPI(shared.address)
     assert client.translate("one two", "en", "de") == offline[0]
     assert client.languages()[0] == {"code": "en", "name": "English", "targets": ["de"]}
     assert client.detect("one") == [{"confidence": 0.0, "language": "en"}]
@@ -80,7 +88,7 @@ def test_clients_of_libretranslate_work_unchanged(serving: Served, model: Path) 
     if (curl := shutil.which("curl")) is None:
         pytest.skip("curl is not installed; what libretranslatepy asks was answered")
     form = ["-d", "q=three", "-d", "source=en", "-d", "target=de"]
-    url = f"{serving.address}/translate"
+    url = f"{shared.address}/translate"
     done = subprocess.run([curl, "-sS", url, *form], capture_output=True, check=True)
     assert json.loads(done.stdout) == {"translatedText": offline[1]}
 
@@ -140,9 +148,9 @@ def waiting_sentences(serving: Served) -> float:
 
 
 def test_a_port_in_use_is_refused(
-    serving: Served, refuses: Callable[..., str], model: Path
+    shared: Served, refuses: Callable[..., str], model: Path
 ) -> None:
-    port = serving.address.rpartition(":")[2]
+    port = shared.address.rpartition(":")[2]
     message = refuses("serve", model, "--port", port)
     assert message == (
         f"127.0.0.1:{port} must be free to listen at, but is not (Address already in "
@@ -263,20 +271,20 @@ CURLED = {"q": "one two", "source": "en", "target": "de"}
     ids=["json", "nulls", "form", "form data", "http1.0", "chunked", "expect"],
 )  # fmt: skip
 def test_curl_sends_a_body_of_any_kind(
-    serving: Served, model: Path, body: list[str]
+    shared: Served, model: Path, body: list[str]
 ) -> None:
     if (curl := shutil.which("curl")) is None:
         pytest.skip("curl is not installed")
-    url = f"{serving.address}/translate"
+    url = f"{shared.address}/translate"
     done = subprocess.run([curl, "-sS", url, *body], capture_output=True, check=True)
     [offline] = load(model).translate(["one two"])
     assert json.loads(done.stdout)["translatedText"] == offline.text
 
 
-def test_a_site_does_not_reach_the_server_through_a_browser(serving: Served) -> None:
+def test_a_site_does_not_reach_the_server_through_a_browser(shared: Served) -> None:
     for headers in ({"Host": "evil.example"}, {"Origin": "http://evil.example"}):
         form = b"q=one&source=en&target=de"
-        request = urllib.request.Request(f"{serving.address}/translate", form, headers)
+        request = urllib.request.Request(f"{shared.address}/translate", form, headers)
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request)
         with refused.value as answer:
