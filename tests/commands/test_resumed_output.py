@@ -86,12 +86,12 @@ COMMANDS = [
 @pytest.mark.parametrize("called", COMMANDS)
 @pytest.mark.parametrize("given_as", ["file", "gzip", "standard input"])
 def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
-    succeeds, refuses, request, stops_with, called, given_as
+    succeeds, refuses, model, parsing_model, stops_with, called, given_as
 ) -> None:
     name, options = called
     if given_as != "file" and len(options) > 1:
         pytest.skip("the input is read in one way, whatever the options")
-    model = request.getfixturevalue("parsing_model" if name == "parse" else "model")
+    used = parsing_model if name == "parse" else model
     zipped = Path("zipped")
     zipped.write_bytes(gzip.compress(LINES.read_bytes()))
     how = {
@@ -99,7 +99,7 @@ def test_a_resumed_output_is_that_of_a_command_that_was_never_interrupted(
         "gzip": {"input": ("--input", zipped)},
         "standard input": {"input": (), "stdin": LINES.read_bytes()},
     }[given_as]
-    arguments = (name, model, *how.pop("input"), *options, "--device", "cpu")
+    arguments = (name, used, *how.pop("input"), *options, "--device", "cpu")
     succeeds(*arguments, "--output", "expected", **how)
     pictures = list(Path().glob("*.svg"))
     expected = [path.read_bytes() for path in (Path("expected"), *pictures)]
