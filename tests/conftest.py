@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from shutil import which
@@ -43,6 +44,7 @@ from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.training.config import TrainingConfig
+from transduce.training.memory import MicroBatchSize
 from transduce.training.trainer import StepReport, Trainer
 from transduce.trees.linearization import learn_symbols
 
@@ -141,12 +143,49 @@ def no_learning_curves() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def no_trials() -> Iterator[None]:
+    """Let each batch fit in memory without a trial, which takes as long as ten steps.
+
+    Tests of the trial, and of its effect on a run, make it.
+    """
+
+    def fit(_: object, batcher: Batcher, *__: object) -> MicroBatchSize:
+        return MicroBatchSize(
+            max_positions=batcher.dataset.num_positions(batcher.longest_batch()),
+            was_cut=False, seconds=1e-6, peak_bytes=10**8, growth_bytes=10**6,
+        )  # fmt: skip
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transduce.training.trainer.find_micro_batch", fit)
+        yield
+
+
+@pytest.fixture(scope="module")
+def no_type_checks() -> Iterator[None]:
+    """Check no types in trainings, whose functions are called thousands of times.
+
+    Other tests check the same functions.
+    """
+    with without_type_checks():
+        yield
+
+
+@contextmanager
+def without_type_checks() -> Iterator[None]:
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        yield
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
 @pytest.fixture
 def unchecked_types() -> Iterator[None]:
     """Switch type checks off, so that the code itself refuses wrong types."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with without_type_checks():
+        yield
 
 
 @pytest.fixture(scope="session")

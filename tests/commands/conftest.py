@@ -18,6 +18,8 @@ from transduce.analysis.figures import draw_learning_curve
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.cli import main
 from transduce.model.transformer import Transformer
+from transduce.training import trainer
+from transduce.training.memory import find_micro_batch
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,12 +106,14 @@ def run(
     """Run of the tiny preset with a dev corpus. Copy it before changing it.
 
     Its learning rate is so low that all checkpoints and their average translate alike.
-    Its learning curve is drawn, whichever module asks for it first.
+    Its trial is made and its learning curve drawn, whichever module is the first to use
+    it.
     """
     source, target = corpus_files
     out = tmp_path_factory.mktemp("commands") / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(figures, "draw_learning_curve", draw_learning_curve)
+        patch.setattr(trainer, "find_micro_batch", find_micro_batch)
         outcome = call(
             *("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu"),
             *("--source", source, "--target", target),

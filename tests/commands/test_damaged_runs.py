@@ -11,6 +11,8 @@ import pytest
 
 from transduce.data.dataset import ID_TYPE, OFFSET_TYPE
 
+pytestmark = pytest.mark.usefixtures("no_trials")
+
 
 @pytest.fixture
 def damaged(run: Path, tmp_path: Path) -> Path:

@@ -15,6 +15,8 @@ from transduce.analysis.figures import draw_learning_curve
 from transduce.checkpoint import load_model
 from transduce.errors import ConfigError
 
+pytestmark = pytest.mark.usefixtures("no_trials")
+
 CPU = ("--device", "cpu", "--precision", "fp32")
 SHORT = (
     "training.steps=4", "training.checkpoint_steps=2", "training.warmup_steps=1",

@@ -27,6 +27,8 @@ from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import SPECIAL_PIECES, TokenizerConfig
 
+pytestmark = pytest.mark.usefixtures("no_trials")
+
 WORDS = {
     "one": "eins", "two": "zwei", "three": "drei", "four": "vier",
     "five": "fünf", "six": "sechs", "seven": "sieben", "eight": "acht",

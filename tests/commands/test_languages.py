@@ -17,6 +17,8 @@ from transduce.model_folder import open_model
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 
+pytestmark = pytest.mark.usefixtures("no_trials")
+
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
 FEW = ("--set", "training.steps=2", "training.checkpoint_steps=1")
 

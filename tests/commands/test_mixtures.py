@@ -13,6 +13,8 @@ from transduce.experiments.run_corpus import dev_languages
 from transduce.experiments.run_folder import RunFolder
 from transduce.processes import PYTHON
 
+pytestmark = pytest.mark.usefixtures("no_trials")
+
 STEPS = (
     *("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--set"),
     *("training.steps=12", "training.checkpoint_steps=12"),

@@ -17,6 +17,8 @@ from transduce.decoding.translator import Translator
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.metrics.scores import corpus_bleu
 
+pytestmark = pytest.mark.usefixtures("no_trials")
+
 SHORT = (
     "training.steps=4", "training.checkpoint_steps=2", "training.warmup_steps=1",
     "batching.source_tokens=100", "batching.target_tokens=100",

@@ -2,8 +2,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_type_checks(unchecked_types: None) -> None:
-    """Train without checks of types, which take as long as the steps themselves.
+def _no_type_checks(unchecked_types: None, no_learning_curves: None) -> None:
+    """Train without checks of types and pictures, which take as long as steps do.
 
     All other tests check the same functions; here each is called thousands of times.
     """

@@ -1,7 +1,6 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -46,11 +45,5 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
 
 
 @pytest.fixture(scope="module")
-def quick_runs(no_learning_curves: None) -> Iterator[None]:
-    """Draw no learning curves and check no types, which takes longer than training.
-
-    Other tests check the same functions; here each is called thousands of times.
-    """
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+def quick_runs(no_learning_curves: None, no_type_checks: None) -> None:
+    """Draw no learning curves and check no types, which takes longer than training."""

@@ -11,7 +11,7 @@ import torch
 from transduce.checkpoint import load_model
 from transduce.cli import main
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = pytest.mark.usefixtures("quick_runs", "no_trials")
 
 STAGES = "stages=[{steps=6, weights={a=3, b=1}}, {weights={a=1, b=1}}]"
 SETTINGS = (

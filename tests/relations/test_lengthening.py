@@ -31,7 +31,7 @@ from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
 from transduce.training.trainer import TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = pytest.mark.usefixtures("quick_runs", "no_trials")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 

@@ -25,7 +25,7 @@ from transduce.experiments.start_model import StartModel, open_start, settings_f
 from transduce.text.vocabulary import BOS
 from transduce.training.trainer import TrainingStoppedError
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = pytest.mark.usefixtures("quick_runs", "no_trials")
 
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 

@@ -17,7 +17,7 @@ from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import RunFolder
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = pytest.mark.usefixtures("quick_runs", "no_trials")
 
 KILLS = 30
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)

@@ -39,7 +39,10 @@ from transduce.training.trainer import (
     Validation,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("no_trials", "no_type_checks"),
+]
 
 TINY = replace(
     PRESETS["tiny"],
@@ -701,9 +704,11 @@ class Impatient(Notes):
 
 
 def test_a_resumed_run_keeps_its_micro_batch(
-    files: CorpusFiles, tmp_path: Path
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "run"
+    trial = "transduce.training.trainer.find_micro_batch"
+    monkeypatch.setattr(trial, find_micro_batch)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("transduce.training.memory.free_memory", lambda _: 0.0)
         with pytest.raises(RuntimeError, match="Enough"):
@@ -901,7 +906,6 @@ class KeepsRates(Notes):
             raise KeyboardInterrupt
 
 
-@pytest.mark.usefixtures("unchecked_types")
 def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
