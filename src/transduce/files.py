@@ -23,6 +23,7 @@ from transduce.errors import (
     OverwriteError,
     TransduceError,
 )
+from transduce.settings import shown
 
 MAX_BYTES = 2**26
 """Default limit on the size of a text file, in bytes."""
@@ -107,6 +108,36 @@ def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
     if len(content) > max_bytes:
         raise ValueError(f"it has more than {max_bytes:,} bytes")
     return content
+
+
+def path_of(key: str, value: object) -> Path:
+    """Return an argument as a path; `ConfigError` if no file can have that name.
+
+    The system takes a NUL character for the end of a name.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"`{key}` must be a path, but is {shown(value)}.")
+    path = Path(value)
+    require_no_nul(key, str(path))
+    return path
+
+
+def require_no_nul(key: str, name: str) -> None:
+    """Raise `ConfigError` if the name of a file holds a NUL character."""
+    if "\0" in name:
+        raise ConfigError(
+            f"`{key}` must be the name of a file or folder, but {shown(name)} holds a "
+            "NUL character, which no name can have."
+        )
+
+
+def require_other_folder(out: Path, inputs: Iterable[Path]) -> None:
+    """Raise `ConfigError` if an output folder is one of the models that are read."""
+    if any(real_path(out) == real_path(each) for each in inputs):
+        raise ConfigError(
+            f"{out}: the output folder must be another than the model's, but is the "
+            "same; choose another."
+        )
 
 
 def real_path(path: Path) -> Path:

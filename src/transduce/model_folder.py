@@ -13,7 +13,7 @@ import errno
 import json
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
@@ -42,11 +42,12 @@ from transduce.files import (
     atomic_file,
     hidden_system_error,
     parse_json,
+    path_of,
     read_json,
-    real_path,
     reason,
     require_file,
     require_new_folder,
+    require_other_folder,
 )
 from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.model.config import ModelConfig, parameter_shapes
@@ -666,15 +667,19 @@ def _run(content: dict[str, Any], path: Path) -> str | None:
     return run
 
 
-def write_search(folder: Path, search: SearchConfig) -> None:
-    """Replace the search settings of a model folder atomically.
+def change_search(folder: Path, change: Callable[[SearchConfig], SearchConfig]) -> None:
+    """Change the search settings of a model folder atomically.
 
-    Raises `CheckpointError` if they cannot be written.
+    `change` gets the present settings, or the defaults if the folder has none: another
+    command may have changed them since the caller read them, perhaps hours ago. Raises
+    `CheckpointError` if they cannot be written.
     """
     path = folder / MODEL_CONFIG
-    content = {**read_json(path), "search": asdict(search)}
     try:
         with atomic_file(path) as new:
+            content = read_json(path)
+            _, _, search = _read_config(content, path)
+            content["search"] = asdict(change(search or SearchConfig()))
             new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(
@@ -750,12 +755,9 @@ def quantize(
         The model is no Transformer, or is quantized already.
     """
     require_flag("overwrite", overwrite)
-    source, folder = find_model(Path(model)), Path(out)
-    if real_path(folder) == real_path(source):
-        raise ConfigError(
-            f"{folder}: the output folder must be another than the model's, but is the "
-            "same; choose another."
-        )
+    folder = path_of("out", out)
+    source = find_model(path_of("model", model))
+    require_other_folder(folder, [source])
     require_new_folder(folder, overwrite=overwrite, made_by="quantize")
     stored = open_model(source)
     if stored.is_quantized:

@@ -318,6 +318,14 @@ def test_a_model_of_a_run_or_of_another_command_is_not_overwritten(
         assert {p: p.read_bytes() for p in before} == before
 
 
+def test_an_average_does_not_overwrite_one_that_it_reads(refuses, succeeds) -> None:
+    succeeds("average", "model", "--out", "mean")
+    before = {path: path.read_bytes() for path in Path("mean").iterdir()}
+    message = refuses("average", "mean", "model", "--out", "mean", "--force")
+    assert message.startswith("mean: the output folder must be another than")
+    assert {path: path.read_bytes() for path in Path("mean").iterdir()} == before
+
+
 def test_a_run_is_overwritten_by_force_only(
     refuses, command, run, corpus_files, monkeypatch
 ) -> None:

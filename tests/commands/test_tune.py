@@ -7,12 +7,15 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marian_folder import change_settings
-from transduce.model_folder import open_model, write_search
+from transduce.experiments.tuning import Tuning, tune_translation
+from transduce.model_folder import change_search, open_model
 from transduce.search_config import SearchConfig
 
 POOR = {"beam_size": 1, "max_length": 3, "length_penalty": 0.0, "num_best": 1}
@@ -115,12 +118,59 @@ def test_a_dry_run_leaves_the_model_as_it_is(
 def test_the_score_of_greedy_search_alone_is_printed(
     succeeds: Callable[..., str], folder: Path, dev: tuple[object, ...]
 ) -> None:
-    write_search(folder, SearchConfig(beam_size=1))
+    change_search(folder, lambda _: SearchConfig(beam_size=1))
     greedy = ("--beam-sizes", 1, "--length-penalties", 0.6)
     out = succeeds("tune", folder, *dev, *greedy, "--dry-run", "--processes", 1)
     [row] = [line.split() for line in out.splitlines() if line.split()[:1] == ["1"]]
     score = float(row[1].rstrip("*"))
     assert f"is the best of these: {score:.2f}." in out
+
+
+def test_greedy_search_that_a_coverage_penalty_excludes_is_named(
+    command, folder: Path, dev: tuple[object, ...]
+) -> None:
+    change_search(folder, lambda _: SearchConfig(beam_size=2, coverage_penalty=0.1))
+    grid = ("--length-penalties", 0.6, "--dry-run", "--processes", 1)
+    outcome = command("tune", folder, *dev, "--beam-sizes", 1, 2, *grid)
+    assert outcome.err.startswith("Warning: Greedy search is not tried")
+    outcome = command("tune", folder, *dev, "--beam-sizes", 2, *grid)
+    assert outcome.err == ""
+
+
+def test_a_change_of_the_search_during_the_tuning_is_kept(
+    succeeds: Callable[..., str],
+    folder: Path,
+    dev: tuple[object, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored = {"beam_size": 2, "length_penalty": 9.0, "diversity": 4.0}
+    change_settings(folder / "config.json", search=stored)
+
+    def tune_while_another_command_writes(*arguments: Any) -> Tuning:
+        change_search(folder, lambda search: replace(search, extra_length=5))
+        return tune_translation(*arguments)
+
+    monkeypatch.setattr(
+        "transduce.cli.tune.tune_translation", tune_while_another_command_writes
+    )
+    out = succeeds("tune", folder, *dev, *FEW, "--processes", 1)
+    assert f"It is now the search of {folder}." in out
+    kept = search(folder)
+    assert kept is not None
+    assert kept.extra_length == 5
+    assert kept.length_penalty != 9.0
+
+
+def test_scores_are_printed_even_if_the_choice_cannot_be_written(
+    command, folder: Path, dev: tuple[object, ...]
+) -> None:
+    stored = {"beam_size": 2, "length_penalty": 9.0, "diversity": 4.0}
+    change_settings(folder / "config.json", search=stored)
+    (folder / ".config.json.transduce-new").mkdir()  # nothing can be written there
+    outcome = command("tune", folder, *dev, *FEW, "--processes", 1)
+    assert outcome.code == 2
+    assert "cannot be written" in outcome.err
+    assert f"{folder} stays as it is." in outcome.out
 
 
 def test_the_printed_grid_has_greedy_search_once(

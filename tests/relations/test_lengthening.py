@@ -25,7 +25,7 @@ from transduce.errors import ConfigError, TransduceWarning
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_folder import RunFolder, settings_of
-from transduce.model_folder import SHORTLIST_FILE, find_model, write_search
+from transduce.model_folder import SHORTLIST_FILE, change_search, find_model
 from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
@@ -158,7 +158,7 @@ def test_the_average_of_the_end_before_is_kept_but_no_longer_the_model(
     run: Path,
 ) -> None:
     tuned = SearchConfig(beam_size=7)
-    write_search(run / "averaged", tuned)
+    change_search(run / "averaged", lambda _: tuned)
     stopped = Warnings(stop_at=17)
     with pytest.raises(TrainingStoppedError):
         resume(run, CPU, stopped, steps=20)
@@ -176,14 +176,14 @@ def test_the_search_of_the_last_model_is_kept_not_that_of_an_earlier_end(
     resume(run, CPU, Warnings(), steps=20)
     shutil.rmtree(run / "averaged")  # as if the best checkpoint were the model
     tuned = SearchConfig(beam_size=7)
-    write_search(run / "best", tuned)
+    change_search(run / "best", lambda _: tuned)
     resume(run, CPU, Warnings())
     assert load_model(run / "averaged").search == tuned
 
 
 def test_a_damaged_shortlist_does_not_lose_the_tuned_search(run: Path) -> None:
     tuned = SearchConfig(beam_size=7)
-    write_search(run / "averaged", tuned)
+    change_search(run / "averaged", lambda _: tuned)
     (run / "averaged" / SHORTLIST_FILE).write_bytes(b"damaged")
     with pytest.warns(TransduceWarning, match="does without it"):
         resume(run, CPU, Warnings())

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from safetensors import SafetensorError
 
+import transduce
+from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import AccessError, CheckpointError, ConfigError
 from transduce.files import (
     access_errors,
@@ -23,6 +25,7 @@ from transduce.files import (
     atomic_file,
     clear_leftovers,
     parse_json,
+    path_of,
     read_bounded,
     read_json,
     remove_folder,
@@ -626,3 +629,37 @@ def test_a_repeated_key_among_many_is_found_soon():
     with pytest.raises(ValueError, match="the key '99999' is there twice"):
         parse_json(f"{{{', '.join(names)}}}")
     assert time.process_time() - started < 5
+
+
+NUL = "a\0b"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: transduce.load(NUL),
+        lambda: transduce.quantize("model", NUL),
+        lambda: transduce.train(NUL, "b", "out", preset="tiny"),
+        lambda: transduce.train("a", "b", NUL, preset="tiny"),
+        lambda: transduce.train("a", "b", "out", start=NUL),
+        lambda: transduce.train("a", "b", "out", dev_sets={"c": ("d", NUL)}),
+        lambda: transduce.resume(NUL),
+        lambda: transduce.back_translate("model", "a", NUL),
+        lambda: transduce.distill("model", "a", NUL),
+        lambda: transduce.distill("model", "a", "out", tests=[("b", NUL)]),
+        lambda: transduce.clean("a", "b", NUL),
+        lambda: CorpusConfig(name="a", source=NUL, target="b"),
+    ],
+)
+def test_a_name_with_a_nul_character_is_refused(call, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "d"):
+        (tmp_path / name).write_text("one\n")
+    with pytest.raises(ConfigError, match=r"'a\\x00b' holds a NUL character"):
+        call()
+
+
+@pytest.mark.parametrize("value", [None, 3, b"model", ["model"]])
+def test_a_value_that_is_no_path_is_refused(value) -> None:
+    with pytest.raises(ConfigError, match="`path` must be a path, but is "):
+        path_of("path", value)

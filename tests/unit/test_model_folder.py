@@ -21,9 +21,9 @@ from transduce.model_folder import (
     WEIGHTS,
     ModelFolder,
     QuantizedWeight,
+    change_search,
     open_model,
     quantized_names,
-    write_search,
 )
 from transduce.search_config import SearchConfig
 from transduce.text.alignment import WordDictionary
@@ -217,7 +217,7 @@ def test_a_quantized_model_cannot_be_loaded_for_training(quantized: Path) -> Non
 
 
 def test_search_settings_of_a_quantized_folder_can_be_replaced(quantized: Path) -> None:
-    write_search(quantized, SearchConfig(beam_size=7))
+    change_search(quantized, lambda _: SearchConfig(beam_size=7))
     opened = open_model(quantized)
     assert opened.search == SearchConfig(beam_size=7)
     assert opened.is_quantized

@@ -9,7 +9,12 @@ from transduce.cli.terminal import warn
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_checkpoints import is_by_reward, last_of_phase
 from transduce.experiments.run_folder import is_run, settings_of
-from transduce.files import maker_of, real_path, require_new_folder
+from transduce.files import (
+    maker_of,
+    real_path,
+    require_new_folder,
+    require_other_folder,
+)
 from transduce.model_folder import AVERAGED, checkpoints_of, find_model
 
 COMMAND = "average"
@@ -59,6 +64,7 @@ def average(
             "Checkpoints to average must be different ones, but one is given twice: "
             f"{', '.join(map(str, folders))}."
         )
+    require_other_folder(out, folders)
     members = [load_model(folder) for folder in folders]
     mean = average_checkpoints(members)
     for folder in folders:

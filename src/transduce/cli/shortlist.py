@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -25,8 +26,7 @@ from transduce.errors import (
 )
 from transduce.files import atomic_file, is_disk_full, require_place
 from transduce.machine import num_threads
-from transduce.model_folder import ModelFolder, find_model, open_model, write_search
-from transduce.search_config import SearchConfig
+from transduce.model_folder import ModelFolder, change_search, find_model, open_model
 from transduce.text.alignment import EncodedPairs
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import require_language_of_files
@@ -134,8 +134,7 @@ def shortlist(
         )
     _write(learned, path)
     if make_default:
-        search = opened.search or SearchConfig()
-        write_search(folder, replace(search, shortlist=True))
+        change_search(folder, partial(replace, shortlist=True))
     plain_console().print(
         f"Sentence pairs: {len(pairs):,}\n"
         f"Candidates of a line: {_mean_candidates(learned, pairs):,.0f} of "

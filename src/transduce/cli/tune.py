@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
-from transduce.cli.terminal import error_console, print_json, table_console
+from transduce.cli.terminal import error_console, print_json, table_console, warn
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
@@ -24,7 +25,7 @@ from transduce.experiments.tuning import (
 )
 from transduce.metrics.comparison import SIGNIFICANT_P
 from transduce.metrics.scores import Tokenize, choose_tokenization
-from transduce.model_folder import find_model, write_search
+from transduce.model_folder import change_search, find_model
 from transduce.report.report import Report, Section, Table, columns, show
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs, require_text
@@ -111,6 +112,11 @@ def tune(
     translator = load(
         folder, device=device, precision=precision, num_processes=processes
     )
+    if grid.lacks_greedy(translator.search):
+        warn(
+            "Greedy search is not tried, as the model has `search.coverage_penalty`, "
+            "which needs a beam."
+        )
     with error_console().status("Searching...") as status:
 
         def searching(number: int, total: int, search: SearchConfig) -> None:
@@ -130,10 +136,32 @@ def tune(
                 grid,
                 searching,
             )
-    chosen = tuned(translator.search, tuning.best.search)
-    is_written = not dry_run and chosen != translator.search
-    if is_written:
-        write_search(folder, chosen)
+    _keep_and_print(
+        tuning, folder, translator.search, dry_run=dry_run, json_output=json_output
+    )
+
+
+def _keep_and_print(
+    tuning: Tuning, folder: Path, own: SearchConfig, *, dry_run: bool, json_output: bool
+) -> None:
+    """Write the best search to the model, and print all scores.
+
+    They may be the work of hours, so they are printed even if the search cannot be
+    written.
+    """
+    choose = partial(tuned, best=tuning.best.search)
+    is_written = False
+    try:
+        if not dry_run and choose(own) != own:
+            change_search(folder, choose)
+            is_written = True
+    finally:
+        _print(tuning, folder, is_written, json_output=json_output)
+
+
+def _print(
+    tuning: Tuning, folder: Path, is_written: bool, *, json_output: bool
+) -> None:
     if json_output:
         print_json(_as_json(tuning, folder, is_written))
         return

@@ -23,6 +23,7 @@ from jaxtyping import UInt64
 
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
+from transduce.files import path_of
 from transduce.metrics.scores import Tokenize
 from transduce.settings import require_one_of, shown
 from transduce.text.corpus import (
@@ -272,8 +273,8 @@ def paths_of(files: Files) -> tuple[Path, ...]:
     if files is None:
         return ()
     if isinstance(files, str | PathLike):
-        return (Path(files),)
-    return tuple(map(Path, _listed(files)))
+        files = (files,)
+    return tuple(path_of("files", each) for each in _listed(files))
 
 
 def _listed(files: object) -> list[str | PathLike[str]]:

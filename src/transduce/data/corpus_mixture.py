@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.errors import LIST_CORPORA, ConfigError, counted
+from transduce.files import require_no_nul
 from transduce.settings import convert_and_check, require_between, without_numpy
 from transduce.text.languages import canonical, guess_all
 from transduce.text.vocabulary import corpus_tag
@@ -61,6 +62,8 @@ class CorpusConfig:
                 raise ConfigError(
                     f"`{side}` of corpus {self.name} must name a file, but is empty."
                 )
+            for path in _files(getattr(self, side)):
+                require_no_nul(f"corpora.{self.name}.{side}", str(path))
         object.__setattr__(self, "weight", without_numpy(self.weight))
         _require_positive(self.name, self.weight)
 

@@ -76,6 +76,7 @@ from transduce.errors import (
     counted,
     packages_for,
 )
+from transduce.files import path_of
 from transduce.machine import free_memory, keep_freed_memory
 from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
@@ -947,7 +948,7 @@ def load(
         The device is not available or cannot compute in the precision, the models have
         different tokenizers or languages, or they have no such target language or tag.
     """
-    first, *rest = (open_model(Path(each)) for each in (path, *others))
+    first, *rest = (open_model(path_of("path", each)) for each in (path, *others))
     on = choose_device(device)
     number = default_processes(on) if num_processes is None else num_processes
     translator = Translator(first, on, *rest, precision=precision, num_processes=number)

@@ -15,7 +15,7 @@ from transduce.data.cleaning_rules import CleaningConfig
 from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError
-from transduce.files import require_new_folder, require_without
+from transduce.files import path_of, require_new_folder, require_without
 from transduce.settings import require_between, require_config, require_flag
 from transduce.text.languages import LanguagesConfig, require_language
 
@@ -105,8 +105,9 @@ def clean(
     )
     if not files.source or not files.target:
         raise ConfigError("Both sides of a corpus must be given, but are not.")
-    require_new_folder(Path(out), overwrite=overwrite, made_by="clean")
-    require_without(Path(out), files.paths)
+    folder = path_of("out", out)
+    require_new_folder(folder, overwrite=overwrite, made_by="clean")
+    require_without(folder, files.paths)
     if worst and config is not None and not config.has("low-score"):
         raise ConfigError(
             "The rule low-score must be applied to drop a share of the worst scores, "
@@ -117,7 +118,7 @@ def clean(
     scoring = _scoring(model, reverse_model, worst, device, file_pairs(files, given))
     return clean_corpus(
         files,
-        Path(out),
+        folder,
         config,
         languages=given,
         scoring=scoring,

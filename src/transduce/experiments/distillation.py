@@ -71,7 +71,13 @@ from transduce.experiments.synthetic_text import (
     write_kept,
 )
 from transduce.experiments.train import checked_observers, with_settings
-from transduce.files import atomic_file, read_json, remove_folder, require_without
+from transduce.files import (
+    atomic_file,
+    path_of,
+    read_json,
+    remove_folder,
+    require_without,
+)
 from transduce.machine import Precision
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
@@ -305,6 +311,7 @@ def distill(
     if search is not None:
         require_config("search", search, SearchConfig)
     require_student_preset(preset)
+    folder = path_of("out", out)
     student = with_settings(preset_named(preset), settings or {})
     require_own_tokenizer(preset, student, vocabulary)
     plan = DistillationPlan(
@@ -315,10 +322,7 @@ def distill(
         target_language=target_language,
         dev_source=paths_of(dev_source),
         dev_target=paths_of(dev_target),
-        tests=tuple(
-            EvaluationText.of(Path(source), Path(reference))
-            for source, reference in map(_checked_pair, tests)
-        ),
+        tests=tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests),
         vocabulary=vocabulary,
         search=search,
         num_best=num_best,
@@ -326,9 +330,9 @@ def distill(
         drop_worst=drop_worst,
     )
     width = plan.student.model.d_model
-    hardware = students_hardware(Path(out), device, training_precision, width)
+    hardware = students_hardware(folder, device, training_precision, width)
     return distill_in(
-        Path(out),
+        folder,
         plan,
         hardware,
         observer or _Silent(),
@@ -637,12 +641,12 @@ def _student(
     return replace(plan.student, languages=languages, tokenizer=tokenizer)
 
 
-def _checked_pair(pair: object) -> tuple[str | PathLike[str], str | PathLike[str]]:
+def _checked_pair(pair: object) -> tuple[Path, Path]:
     """Return a pair of files for the report; `ConfigError` for anything else."""
     if isinstance(pair, tuple | list) and len(pair) == 2:
         source, reference = pair
         if isinstance(source, str | PathLike) and isinstance(reference, str | PathLike):
-            return source, reference
+            return path_of("tests", source), path_of("tests", reference)
     raise ConfigError(
         "`tests` must be a list of pairs of files, each a source and its references, "
         f"but one is {shown(pair)}."

@@ -51,6 +51,7 @@ from transduce.files import (
     atomic_file,
     named_errors,
     path_lock,
+    path_of,
     read_json,
     require_without,
     write_all,
@@ -673,7 +674,8 @@ def back_translate(
         require_config("sampling", sampling, SamplingConfig)
     if search is not None:
         require_config("search", search, SearchConfig)
-    models = (Path(model), *paths_of(ensemble))
+    folder = path_of("out", out)
+    models = (path_of("model", model), *paths_of(ensemble))
     text = InputText(paths=paths_of(inputs))
     require_share("drop_worst", drop_worst)
     if sampling is not None and sampling.number != 1:
@@ -699,7 +701,7 @@ def back_translate(
         return _back_translate(
             models,
             text,
-            Path(out),
+            folder,
             translator,
             decoding=sampling or search or translator.search.given({}),
             # Earlier versions put no tag of the model's own language: what they have

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -36,6 +35,7 @@ from transduce.experiments.presets import (
 from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import precision_of
 from transduce.experiments.start_model import open_start, settings_from
+from transduce.files import path_of
 from transduce.machine import Precision
 from transduce.settings import (
     apply_mapping,
@@ -144,7 +144,7 @@ def train(
         raise ConfigError("`keep_optimizer` needs a run as `start`.")
     base, origin = preset_named(name), None
     if start is not None:
-        origin = open_start(Path(start), keep_optimizer=keep_optimizer)
+        origin = open_start(path_of("start", start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, name)
     config = with_settings(base, settings or {})
     sets = _dev_sets(dev_sets)
@@ -162,7 +162,7 @@ def train(
     train_run(
         files,
         config,
-        Path(out),
+        path_of("out", out),
         hardware,
         reporter,
         *observers,
@@ -221,7 +221,8 @@ def _dev_set(name: str, pair: object) -> DevSet:
             f"but is {shown(pair)}."
         )
     source, target = pair
-    return DevSet(name=name, source=Path(source), target=Path(target))
+    first, second = (path_of("dev_sets", each) for each in (source, target))
+    return DevSet(name=name, source=first, target=second)
 
 
 def resume(
@@ -238,7 +239,7 @@ def resume(
     more updates.
     """
     observers = checked_observers(observers)
-    run = Path(out)
+    run = path_of("out", out)
     reporter = _Reporter()
     hardware = choose_hardware(device, precision_of(run))
     resume_run(run, hardware, reporter, *observers, steps=steps)

@@ -51,7 +51,8 @@ class Grid:
         penalties = sorted({*self.length_penalties, now.length_penalty})
         patiences = tuple(dict.fromkeys((now.patience, *self.patiences)))
         searches = [now]
-        if 1 in beams and now.beam_size > 1 and now.coverage_penalty == 0:
+        is_greedy_new = 1 in beams and now.beam_size > 1
+        if is_greedy_new and not self.lacks_greedy(now):
             searches.append(replace(now, beam_size=1, length_penalty=penalties[0]))
         for beam, penalty, patience in product(
             sorted(beams - {1}), penalties, patiences
@@ -60,6 +61,11 @@ class Grid:
                 replace(now, beam_size=beam, length_penalty=penalty, patience=patience)
             )
         return list(dict.fromkeys(searches))
+
+    def lacks_greedy(self, now: SearchConfig) -> bool:
+        """Return whether greedy search is wanted, but impossible with a model's
+        settings."""
+        return 1 in self.beam_sizes and now.coverage_penalty != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

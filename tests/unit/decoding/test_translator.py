@@ -35,7 +35,7 @@ from transduce.errors import (
     TransduceWarning,
 )
 from transduce.model.transformer import Transformer
-from transduce.model_folder import write_search
+from transduce.model_folder import change_search
 from transduce.native import api
 from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
 from transduce.text.corpus import WINDOW_LINES, full_windows
@@ -312,7 +312,7 @@ def test_a_pickled_translator_is_refused_where_a_model_has_changed(
     save_model(trained_checkpoint, tmp_path / "model")
     translator = load(tmp_path / "model", device="cpu")
     search = SearchConfig(beam_size=2)
-    write_search(tmp_path / "model", search)  # is pickled, so it may change
+    change_search(tmp_path / "model", lambda _: search)  # is pickled, so it may change
     pickled = pickle.dumps(translator)
     assert pickle.loads(pickled).search == translator.search != search
     weights = trained_checkpoint.weights
