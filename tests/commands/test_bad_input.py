@@ -163,6 +163,21 @@ def test_options_that_do_not_go_together_are_refused(
     assert message in refuses_to_train(*options.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("translate", "--", "model", "--input", "lines"), "--input must stand before"),
+        (("translate", "model", "--", "--input=lines"), "--input must stand before"),
+        (("average", "--", "model", "--out", "mean"), "--out must be given before"),
+    ],
+)
+def test_an_option_after_two_dashes_is_told_to_stand_before_them(
+    refuses: Callable[..., str], arguments: tuple[str, ...], said: str
+) -> None:
+    message = refuses(*arguments)
+    assert message.startswith(f"{said} --, as all words after -- are arguments. ")
+
+
 def test_an_unknown_preset_names_the_nearest(
     refuses: Callable[..., str], folder: Path
 ) -> None:

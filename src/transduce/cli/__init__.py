@@ -25,6 +25,7 @@ from cyclopts import (
     Parameter,
     RepeatArgumentError,
     Token,
+    UnknownOptionError,
     UnusedCliTokensError,
     convert,
 )
@@ -510,6 +511,12 @@ def _mistake(error: CycloptsError) -> str:
             noun = "argument" if len(unused) == 1 else "arguments"
             instead = _instead_of_arguments(error.target) if error.target else ""
             message = f"Unexpected {noun}: {', '.join(unused)}{instead}."
+        case UnknownOptionError(token=Token(keyword=str() as name)) if _after_dashes(
+            error, [name]
+        ):
+            message = (
+                f"{name} must stand before --, as all words after -- are arguments."
+            )
         case CoercionError(msg=None, token=Token() as token) if expected := _expected(
             error.target_type
         ):
@@ -570,7 +577,16 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
         return f"{name} must have {values}, but has {given}{remedy}."
     mistyped = get_close_matches(name, error.unused_tokens or (), n=1, cutoff=0.6)
     instead = f", but {mistyped[0]} is given instead" if mistyped else ""
+    if _after_dashes(error, argument.names):
+        instead = " before --, as all words after -- are arguments"
     return f"{name} must be given{instead}."
+
+
+def _after_dashes(error: CycloptsError, options: Collection[str]) -> bool:
+    """Return whether one of some options stands after a lone `--`."""
+    given = list(error.root_input_tokens or ())
+    later = given[given.index("--") + 1 :] if "--" in given else []
+    return any(word.split("=")[0] in options for word in later)
 
 
 def _remedy_for_dash(name: str, error: CycloptsError) -> str:
