@@ -21,6 +21,8 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PICKLE, DECODER = "pytorch_model.bin", "decoder.yml"
 INDEX = "model.safetensors.index.json"
 """Index of weights in several files."""
+PICKLE_INDEX = f"{PICKLE}.index.json"
+"""The same of pickled weights."""
 ADAPTER = "adapter_config.json"
 """Settings of an adapter, such as LoRA's: changes of the weights in another file."""
 MAX_JSON_BYTES = 10_000_000
@@ -341,9 +343,9 @@ def require_hugging_face_files(folder: Path) -> None:
             f"{needed} is a model or a run of transduce; use it as it is."
         )
     has_weights = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
-    has_pickle = (folder / PICKLE).is_file()
+    pickles = [n for n in (PICKLE, PICKLE_INDEX) if (folder / n).is_file()]
     is_of_ctranslate2 = (
-        not has_weights and not has_pickle and (folder / "model.bin").is_file()
+        not has_weights and not pickles and (folder / "model.bin").is_file()
     )
     if is_of_ctranslate2 or not (folder / CONFIG).is_file():
         raise RequestError(f"{needed} {describe_origin(folder)}")
@@ -353,12 +355,21 @@ def require_hugging_face_files(folder: Path) -> None:
             ", which would be lost; merge it by `merge_and_unload` of the package "
             "`peft`, and save the model again."
         )
-    if not has_weights and has_pickle:
+    if not has_weights and pickles:
+        name = json.dumps(str(folder), ensure_ascii=False)
+        program = (
+            "from transformers import MarianMTModel; "
+            f"MarianMTModel.from_pretrained({name}).save_pretrained({name})"
+        )
         raise RequestError(
-            f"{folder}: must hold {WEIGHTS}, but has only {PICKLE}, which could run "
-            "any program as it is loaded; if you trust it, convert it with: python -c "
-            "'from transformers import MarianMTModel; "
-            f'MarianMTModel.from_pretrained("{folder}").save_pretrained("{folder}")\''
+            f"{folder}: must hold {WEIGHTS}, but has only {pickles[0]}, which could "
+            "run any program as it is loaded; if you trust it, convert it with: python "
+            f"-c {shlex.quote(program)}"
+        )
+    if not has_weights and not os.path.lexists(folder / WEIGHTS):
+        raise RequestError(
+            f"{folder}: must hold {WEIGHTS}, but does not; fetch all files of the "
+            "model."
         )
 
 

@@ -1,7 +1,10 @@
 """Unsupported or damaged Marian folders are refused, and nothing is written."""
 
+import ast
 import json
 import os
+import re
+import shlex
 import shutil
 from itertools import islice
 
@@ -11,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import marian_folder as folders
 from transduce.errors import CheckpointError, DataError, RequestError
+from transduce.foreign_models import require_hugging_face_files
 from transduce.grammar.corpus import Grammar
 from transduce.interop import export
 from transduce.interop import marian_export as exporting
@@ -142,7 +146,7 @@ def test_a_tokenizer_that_fails_in_transformers_is_refused(folder, refuses):
             ["config.json"],
             "must be a model of Marian or of Hugging Face's Marian, but holds no",
         ),
-        (["model.safetensors"], "model.safetensors: the weights are missing or dam"),
+        (["model.safetensors"], "must hold model.safetensors, but does not; fetch all"),
         (["vocab.json"], "must hold source.spm, .* but has no vocab.json; fetch all"),
         (["source.spm", "target.spm"], "but has no source.spm"),
     ],
@@ -153,13 +157,29 @@ def test_missing_files_are_named(names, message, folder, refuses):
     refuses((RequestError, CheckpointError), message)
 
 
-def test_pickled_weights_are_refused(folder, refuses):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_are_refused(name, folder, refuses):
+    (folder / "model.safetensors").rename(folder / name)
     refuses(
         RequestError,
-        "must hold model.safetensors, but has only pytorch_model.bin, which could run "
-        "any program as it is loaded; if you trust it, convert it with: python -c "
+        f"must hold model.safetensors, but has only {name}, which could run any "
+        "program as it is loaded; if you trust it, convert it with: python -c "
         f'\'from .*from_pretrained\\("{folder}"\\).save_pretrained',
+    )
+
+
+def test_the_command_that_converts_weights_has_any_folder_as_it_is(tmp_path):
+    folder = tmp_path / """it's $(a) "ü" """
+    folder.mkdir()
+    for name in ("config.json", "pytorch_model.bin"):
+        (folder / name).write_text("{}")
+    with pytest.raises(RequestError) as refused:
+        require_hugging_face_files(folder)
+    _, _, command = str(refused.value).partition("convert it with: ")
+    python, option, program = shlex.split(command)
+    assert (python, option) == ("python", "-c")
+    assert ast.literal_eval(re.search(r"pretrained\((.*?)\)\.", program)[1]) == str(
+        folder
     )
 
 
