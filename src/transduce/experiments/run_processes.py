@@ -26,7 +26,13 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 import torch
 
 from transduce.data.corpus_files import CorpusFiles
-from transduce.errors import CheckpointError, ConfigError, TransduceError
+from transduce.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    TransduceError,
+    counted,
+)
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import (
     LOG,
@@ -40,6 +46,7 @@ from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
+from transduce.text.corpus import read_text
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
 """Folders of an experiment: its runs, the output of their processes, and a corpus that
@@ -607,6 +614,22 @@ def _tail(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
         return file.read()
+
+
+def translated_lines(path: Path, num_lines: int) -> list[str]:
+    """Return the translations of a text that a run has made.
+
+    Raises `DataError` if they are not as many as the text has lines, as in a file that
+    was damaged.
+    """
+    lines = list(read_text([path]))
+    if len(lines) != num_lines:
+        raise DataError(
+            f"{path}: must have {counted(num_lines, 'translation')}, one for each line "
+            f"of the text, but has {len(lines):,}; remove the file, and the same "
+            "command translates again."
+        )
+    return lines
 
 
 def described_files(files: Mapping[str, Sequence[str]]) -> str:

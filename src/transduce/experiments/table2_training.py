@@ -53,6 +53,7 @@ from transduce.experiments.run_processes import (
     require_same_experiment,
     require_same_settings,
     settings,
+    translated_lines,
     with_seed,
     write_record,
 )
@@ -603,7 +604,10 @@ def _score(
     language = config.languages.target
     references = list(read_text([test.reference]))
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
-    texts = [list(read_text([each.translations(test)])) for each in translated]
+    texts = [
+        translated_lines(each.translations(test), len(references))
+        for each in translated
+    ]
     bleu = _pooled_bleu(texts, references, tokenization, trials)
     by_paper, moses = None, language_for_paper_bleu(language, references)
     if moses is not None:

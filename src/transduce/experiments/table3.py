@@ -33,6 +33,7 @@ from transduce.experiments.run_processes import (
     require_same_experiment,
     require_same_settings,
     settings,
+    translated_lines,
     with_seed,
     write_record,
 )
@@ -442,7 +443,7 @@ def _scores(
     systems: dict[str, list[str]] = {}
     units: list[str] = []
     for each in (base, runs) if base and base != runs else (runs,):
-        texts = [list(read_text([run.translations])) for run in each]
+        texts = [translated_lines(run.translations, len(references)) for run in each]
         systems[each[0].row], units = pooled(texts, references)
     [scores] = paired_scores(systems, units, [metric], trials)
     return scores
@@ -457,7 +458,7 @@ def _tokenization(experiment: Experiment, references: Sequence[str]) -> Tokeniza
 def _bleu_by_seed(
     runs: Sequence[RowRun], references: Sequence[str], tokenization: Tokenization
 ) -> tuple[float, ...]:
-    texts = (list(read_text([run.translations])) for run in runs)
+    texts = (translated_lines(run.translations, len(references)) for run in runs)
     return tuple(
         corpus_bleu(text, references, tokenization=tokenization).score for text in texts
     )

@@ -13,7 +13,7 @@ import torch
 
 from transduce import machine
 from transduce.data.corpus_files import CorpusFiles
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, DataError
 from transduce.experiments import run_processes
 from transduce.experiments.run_processes import (
     ExperimentProgress,
@@ -21,6 +21,7 @@ from transduce.experiments.run_processes import (
     Workers,
     make_slots,
     run_all,
+    translated_lines,
 )
 from transduce.experiments.table3 import Experiment, RowRun, row_runs, scaled_base
 
@@ -274,3 +275,15 @@ def test_each_gpu_has_one_slot_by_default(
 def test_zero_slots_are_refused() -> None:
     with pytest.raises(ConfigError, match="`parallel` must be at least 1, but is 0"):
         make_slots("cpu", 0)
+
+
+@pytest.mark.parametrize("content", ["", "one\n", "one\ntwo\nthr"])
+def test_translations_of_another_number_of_lines_are_named(
+    tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "translations.txt"
+    path.write_text(content)
+    with pytest.raises(DataError, match=f"^{path}: .*; remove the file, and the same"):
+        translated_lines(path, 2)
+    path.write_text("one\n\n")
+    assert translated_lines(path, 2) == ["one", ""]
