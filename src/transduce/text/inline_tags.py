@@ -27,6 +27,8 @@ UNIT = re.compile(
     rf"|[{PUNCTUATION}]"
 )
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
+SPACED = re.compile(r"\w|[^\w\s](?=\w)")
+"""Pattern of text that a space can come before: a word, also in quotes or brackets."""
 UNSPACED_UNIT = re.compile(f"[{UNSPACED}]")
 
 JOINERS = "\u1039\u17d2\u200d"
@@ -64,6 +66,8 @@ class Element:
     """Whether it began before the sentence; then the translation begins with it."""
     ends_after: bool = False
     """Whether it ends after the sentence; then the translation ends with it."""
+    is_spaced: bool = False
+    """Whether it has no text, but space on both sides, as a picture between words."""
 
 
 SentenceTags = tuple[Element, ...]
@@ -235,6 +239,8 @@ class _Placed:
 
 def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
     element, (at, end) = placed.element, placed.span
+    if element.is_spaced and _needs_space(translation[:at], parts):
+        parts.append(" ")
     parts.append(element.opening)
     if not element.is_copied:
         for child in placed.children:
@@ -243,6 +249,15 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
             at = child.span[1]
         parts.append(escape(translation[at:end], quote=False))
     parts.append(element.closing)
+    if element.is_spaced and SPACED.match(translation, end):
+        parts.append(" ")
+
+
+def _needs_space(before: str, parts: Sequence[str]) -> bool:
+    """Return whether the text before an element, and what is written, lack a space."""
+    if not before or before[-1].isspace():
+        return False
+    return next(filter(None, reversed(parts))) != " "
 
 
 class _Placement:

@@ -65,7 +65,10 @@ RAW_TEXT = frozenset({
     "textarea", "title", "xmp",
 })  # fmt: skip
 """Elements whose content is not markup; only the title's is translated."""
-UNREADABLE = RAW_TEXT | {"template", "object", "canvas", "svg", "math"}
+RUBY = frozenset({"rp", "rt", "rtc"})
+"""Readings above the characters of a `ruby`, which repeat its text in another script.
+Their end tags may be left out."""
+UNREADABLE = RAW_TEXT | RUBY | {"template", "object", "canvas", "svg", "math"}
 """Elements whose text does not belong to the sentence around them."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
@@ -233,7 +236,7 @@ class _Reader:
         was_copied = self._copied_from is not None
         popped = self._stack.pop()
         self._open_numbers.discard(popped.number)
-        self._is_copy_nested &= is_tag
+        self._is_copy_nested &= is_tag or popped.name in RUBY
         self._has_left_foreign |= popped.is_foreign and not is_tag
         self._has_dangling |= popped.name in FORMATTING and not is_tag
         if was_copied and self._is_translated:
@@ -249,7 +252,7 @@ class _Reader:
         is_nested = not self._close_ended(tag.number, tag.start)
         opened = self._opened(element, tag)
         outer = self._is_translated
-        is_void = element.tag in VOID and not opened.is_foreign
+        is_void = self._is_void(element, tag, opened)
         if not is_void:
             self._stack.append(opened)
             self._open_numbers.add(opened.number)
@@ -268,8 +271,9 @@ class _Reader:
     def _take_end(self, tag: _Tag, name: str) -> None:
         if tag.number not in self._open_numbers:
             return
-        is_nested = self._stack[-1].number == tag.number
+        is_nested = True
         while self._stack[-1].number != tag.number:
+            is_nested &= self._stack[-1].name in RUBY
             self._pop(tag.start)
         if self._copied_from is None:
             self._add_tag("end" if is_nested else "block", tag, name)
@@ -293,8 +297,8 @@ class _Reader:
         )
         is_title = name == "title" and not (is_in_select or self._has_left_foreign)
         is_hidden = name == "template" or (is_raw and not is_title)
-        # A formula's annotation is a second form of it.
-        is_code = name == "annotation-xml" or (name in CODE and not is_foreign)
+        # A formula's annotation is a second form of it, as a reading is of a word.
+        is_code = name == "annotation-xml" or (name in CODE | RUBY and not is_foreign)
         is_readable = self._translate_attribute(element, tag)
         if is_readable is None:
             is_readable = not is_code and (outer is None or outer.is_readable)
@@ -308,6 +312,13 @@ class _Reader:
             is_raw=is_raw,
             is_in_select=is_in_select,
         )
+
+    def _is_void(self, element: HtmlElement, tag: _Tag, opened: _Open) -> bool:
+        """Whether the element has no end tag, as the path in `<svg><path/></svg>`."""
+        if element.namespace is Namespace.HTML:
+            return element.tag in VOID and not opened.is_foreign
+        is_closed = self._html.endswith("/>", tag.start, tag.end)
+        return is_closed and not element.children
 
     def _translate_attribute(self, element: HtmlElement, tag: _Tag) -> bool | None:
         """Whether the element's attributes allow translation; None without any."""
@@ -546,6 +557,9 @@ class _Block:
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Span of each part in the source."""
     tags: list[Piece] = field(default_factory=list)
+    spaced: set[int] = field(default_factory=set)
+    """Offsets in the source of the tags that have white space on both sides, of which
+    the text has only the first."""
     copied: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the text that belong to copied elements."""
 
@@ -574,6 +588,8 @@ class _Block:
         if not text.strip(SPACES):
             if self.parts and not self.parts[-1].endswith(" "):
                 self._append(" ", start, end)
+            elif self.parts and self.tags and self.tags[-1].end == start:
+                self.spaced.add(self.tags[-1].start)
             return
         self._append(text, start, end)
 
@@ -807,6 +823,8 @@ class _PlacedTag(NamedTuple):
     """Source of the tag, with the white space between it and the sentence."""
     at: int
     end: int
+    is_spaced: bool
+    """Whether white space stands on both sides of the tag."""
 
 
 def _placed_tags(
@@ -828,7 +846,9 @@ def _placed_tags(
         if tag.kind == "copied" and tag.text:
             place = block.text_at(tag.end) - sentence.text_start
             end = min(max(place, at), length)
-        placed.append(_PlacedTag(tag.kind, tag.name, source.cut(start, stop), at, end))
+        is_spaced = tag.start in block.spaced
+        text = source.cut(start, stop)
+        placed.append(_PlacedTag(tag.kind, tag.name, text, at, end, is_spaced))
     return placed
 
 
@@ -863,7 +883,8 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
         elif start.name == tag.name:
             levels.pop()
             whole = _element(start, tag.at, children, closing=tag.source)
-            levels[-1][1].append(whole)
+            is_spaced = tag.is_spaced and whole.start == whole.end
+            levels[-1][1].append(replace(whole, is_spaced=is_spaced))
         else:
             return None
     while len(levels) > 1:
@@ -889,4 +910,5 @@ def _element(
         closing=closing,
         children=tuple(children),
         is_copied=is_copied,
+        is_spaced=tag.is_spaced and tag.kind != "start",
     )

@@ -163,6 +163,11 @@ def test_tags_do_not_part_a_vowel_sign_from_its_consonant() -> None:
         ("<code>Er. B\0c</code> geht. Ja\0", ["Er. Bc geht.", "Ja"]),
         ("a <span translate=no>b<q>c</span>d", ["a", "d"]),
         ("<math></br><title><b>no</title>", []),
+        ("A <svg><path d='x'/><g><rect/></g></svg> dog. B", ["A dog.", "B"]),
+        ("A <svg/> dog and <math><mi>no</mi><mspace/></math> b", ["A dog and b"]),
+        ("A <svg a=b/>no</svg> dog", ["A dog"]),
+        ("<ruby>漢<rp>(</rp><rt>no</rt><rp>)</rp>字<rt>no</rt></ruby> a", ["漢字 a"]),
+        ("The <ruby>漢<rp>(<rt>no<rp>)</ruby> text. B", ["The 漢 text.", "B"]),
     ],
 )
 def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> None:
@@ -185,6 +190,10 @@ def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> N
         "A <a href=x>dog. It</a> barks.",
         "a <b>b c. D</b> e<!-- c --> f",
         "x </p> y </b> z",
+        "A <img> dog <svg><path/></svg> runs <input> fast.",
+        "A dog <img> <img> runs <i class=icon></i> fast.",
+        'A <a href=x><img></a> dog <img> "runs" <img> (fast).',
+        "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> is text.",
     ],
 )
 def test_joining_the_source_text_restores_the_document(html: str) -> None:
@@ -200,6 +209,23 @@ def test_white_space_in_a_block_is_one_space() -> None:
     html = "<p>\n A \n dog&nbsp;&#10;<b>\truns</b>.\n</p><pre> \n x</pre>"
     expected = "<p>\n A dog\u00a0 <b>runs</b>.\n</p><pre> \n x</pre>"
     assert same(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("Click <img> here.", "Hier klicken.", "Hier <img> klicken."),
+        ("Click <img> here.", "单击这里。", "单击 <img> 这里。"),
+        ("Click <img> <svg/> here.", "单击这里。", "单击 <img> <svg/> 这里。"),
+        ("Click here <img> now.", "Klicken.", "Klicken <img>."),
+        ("Click <img> now here.", "Klick", "<img> Klick"),
+        ("Click <img>here.", "Hier klicken.", "Hier <img>klicken."),
+    ],
+)
+def test_a_picture_with_space_around_it_keeps_it_in_the_translation(
+    html: str, translation: str, expected: str
+) -> None:
+    assert join_html(split_html(html, "en"), [translation]) == expected
 
 
 def test_markup_in_a_translation_is_escaped() -> None:
@@ -236,7 +262,7 @@ def test_sentences_without_a_translation_are_unchanged() -> None:
             "Click <img src=a> here.",
             "Hier klicken.",
             {"Hier": "here", "klicken": "Click", ".": "."},
-            "<img src=a>Hier klicken.",
+            "<img src=a> Hier klicken.",
         ),
         (
             "Run <code>make all</code> now.",
