@@ -1,8 +1,10 @@
 """Endpoints of the HTTP interface, and the server's metrics for Prometheus."""
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from http import HTTPStatus
 from operator import itemgetter
@@ -30,7 +32,12 @@ from transduce.serving.admission import (
     log_failure,
     while_connected,
 )
-from transduce.serving.request_queue import RequestQueue, in_thread
+from transduce.serving.request_queue import (
+    Deadline,
+    RequestQueue,
+    in_own_thread,
+    in_thread,
+)
 from transduce.serving.served_models import (
     AUTO,
     DocumentOptions,
@@ -58,6 +65,7 @@ from transduce.text.tokenizer import tagged
 if TYPE_CHECKING:
     from transduce.analysis.sentence_attention import PairAttention
 
+    Attend = Callable[[Translator, str, str], PairAttention]
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -155,6 +163,8 @@ class Endpoints:
         self._parsing = [model for model in models if model.is_parser]
         self._admission = admission
         self._monitor = monitor
+        self._loading: dict[str, Future[Attend]] = {}
+        """What loads PyTorch's copy of a model for /v1/attention, by its name."""
 
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Translate texts, as LibreTranslate does."""
@@ -315,13 +325,33 @@ class Endpoints:
         deadline = queue.deadline()
         await queue.require_short(message.texts, deadline)
         translator = _with_tag(model, message.tag)
-        # The first import of PyTorch takes seconds, and would block the event loop.
-        attend = await in_thread(deadline, _attend)
+        attend = await self._loaded(model, deadline)
         work = partial(attend, translator, source, message.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers: formatting them would block the event loop.
         content = await in_thread(deadline, _attention_json, found, message.kind)
         return Response(content, media_type=JSON)
+
+    async def _loaded(self, model: ServedModel, deadline: Deadline) -> "Attend":
+        """Return the function that reads attention, when PyTorch has the model.
+
+        All requests wait for one thread, which goes on after their deadlines. Each in
+        a thread of its own, they would keep other requests from the event loop's few.
+        """
+        loading = self._loading.get(model.name)
+        if loading is None or loading.done():
+            loading = in_own_thread(partial(_load_attention, model.queue.translator))
+            self._loading[model.name] = loading
+        found = asyncio.wrap_future(loading)
+        # Otherwise asyncio logs a failure after the deadline, which no caller awaits.
+        found.add_done_callback(asyncio.Future.exception)
+        await asyncio.wait({found}, timeout=deadline.at - time.monotonic())
+        if not found.done():
+            raise OverdueError(
+                f"The model {model.name} is still being loaded into PyTorch, which "
+                "reads attention; try again later."
+            )
+        return found.result()
 
     async def health(self) -> messages.Health:
         """Report that models are loaded and requests are accepted."""
@@ -358,10 +388,14 @@ def _named(code: str) -> messages.NamedLanguage:
     return messages.NamedLanguage(code=code, name=language_name(code))
 
 
-def _attend() -> "Callable[[Translator, str, str], PairAttention]":
-    """Return the function that reads attention; it needs PyTorch."""
+def _load_attention(translator: Translator) -> "Attend":
+    """Load a model into PyTorch; return the function that reads its attention.
+
+    The first import of PyTorch takes seconds.
+    """
     with packages_for("/v1/attention"):
         from transduce.analysis.sentence_attention import attend
+    _ = translator.torch_model
     return attend
 
 

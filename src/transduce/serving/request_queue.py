@@ -609,6 +609,23 @@ async def in_thread(
         raise deadline.time_limit_error() from None
 
 
+def in_own_thread(work: Callable[[], Result]) -> Future[Result]:
+    """Run work in a new thread; return the future of its result.
+
+    The thread ends with the work, whether or not a caller still waits.
+    """
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            _settle(future, work())
+        except BaseException as error:  # also a library's panic: callers wait
+            _settle(future, error=error)
+
+    threading.Thread(target=run, name="loading").start()
+    return future
+
+
 def _take(request: _Sentences, count: int) -> list[_Assigned[Any]]:
     """Take the first waiting sentences of a request, at most `count`."""
     futures = list(islice(request.waiting, count))

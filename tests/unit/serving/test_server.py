@@ -4,8 +4,14 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from urllib.parse import urlencode
 
 import pytest
@@ -19,6 +25,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.server import http_server
+from waiting import wait_until
 
 EN_DE = {"source": "en", "target": "de"}
 
@@ -382,6 +389,54 @@ def test_pytorch_is_imported_outside_the_event_loop(
     body = {"source": "one two", "target": "eins", "model": "en-de"}
     assert "torch" in http.post("/v1/attention", body).json["error"]
     assert finder.is_in_event_loop == [False]
+
+
+class Blocked(Loader):
+    """Finder of a module whose import does not end before the end of a block."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._released = threading.Event()
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        is_blocked = name == self._module and not self._released.is_set()
+        return ModuleSpec(name, self) if is_blocked else None
+
+    def exec_module(self, _: ModuleType) -> None:
+        self._released.wait()
+        raise ModuleNotFoundError(name="torch")
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._released.set()
+
+
+def test_requests_that_wait_for_pytorch_hold_up_no_others(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "transduce.analysis.sentence_attention"
+    finder = Blocked(module)
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    model = served(trained_checkpoint, "en-de", QueueConfig(timeout_s=0.5))
+    pair = {"source": "one two", "target": "eins"}
+    num_requests = 40  # more than the event loop has threads
+    with running([model]) as server, ThreadPoolExecutor(num_requests) as clients:
+        with finder.blocking():
+            answers = list(
+                clients.map(
+                    lambda _: server.post("/v1/attention", pair), range(num_requests)
+                )
+            )
+            assert {each.status for each in answers} == {503}
+            assert "is still being loaded" in answers[0].json["error"]
+            assert answers[0].headers["retry-after"] == "1"
+            one = {"q": "one", **EN_DE}
+            wait_until(lambda: server.post("/translate", one).status == 200)
+        wait_until(lambda: server.post("/v1/attention", pair).status == 200)
 
 
 def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None:
