@@ -423,7 +423,7 @@ async def translated_segments(
     waiting = list[Segment]()
     async for segment, found in found_segments(segments, futures):
         if found is None:
-            if waiting or segment.is_adjacent:
+            if waiting or segment.is_adjacent or segment.is_space:
                 waiting.append(segment)  # the next translation decides on the space
             else:
                 spacing.space_before(segment, "")
@@ -526,7 +526,7 @@ def _written(
 
 
 def _copied(segment: Segment) -> TranslatedSegment:
-    return TranslatedSegment(source=segment.text, text=segment.text)
+    return TranslatedSegment(source=segment.text, text=segment.copied)
 
 
 def _after(space: str, segment: TranslatedSegment) -> TranslatedSegment:

@@ -33,6 +33,7 @@ from transduce.text.languages import base
 from transduce.text.splitting import (
     Segment,
     has_letter,
+    is_written,
     sentence_spans,
     spaces_before,
 )
@@ -505,14 +506,27 @@ def split_html(
     segments: list[Segment] = []
     place = 0
     for block in _blocks(html_pieces(source)):
+        begin = place
         for segment, start, end in _segments_of(source, block, code, splits_lines):
             if place < start:
-                segments.append(Segment(source.cut(place, start)))
+                space = block.space_within(place, start) if place > begin else None
+                segments += _between(source, place, start, space)
             segments.append(segment)
             place = end
     if place < len(source.text):
         segments.append(Segment(source.cut(place, len(source.text))))
     return segments
+
+
+def _between(
+    source: Source, start: int, end: int, space: tuple[int, int] | None
+) -> list[Segment]:
+    """Segments of the markup between two sentences, with the space in it apart."""
+    begin, stop = space or (start, start)
+    parts = [source.cut(start, begin), source.cut(begin, stop), source.cut(stop, end)]
+    return [
+        Segment(part, is_space=i == 1) for i, part in enumerate(parts) if part != ""
+    ]
 
 
 def written_html(
@@ -538,7 +552,7 @@ def join_html(
     """Join segments to HTML with each sentence's translation and links, if known."""
     found = iter(zip(translations, links or [None] * len(translations), strict=True))
     return "".join(
-        space + (written_html(each, *next(found)) if each.is_sentence else each.text)
+        space + (written_html(each, *next(found)) if each.is_sentence else each.copied)
         for each, space in zip(
             segments, spaces_before(segments, translations), strict=True
         )
@@ -614,6 +628,22 @@ class _Block:
         """Offset in the text for a tag at an offset of the source."""
         number = bisect_left(self.spans, (source, source))
         return self.starts[number] if number < len(self.starts) else self.length
+
+    def space_within(self, start: int, end: int) -> tuple[int, int] | None:
+        """Span of the space between two sentences, in the source between them.
+
+        None if there is none, if the texts around it are of scripts without it, or if
+        more than start and end tags is between the sentences, such as a picture.
+        """
+        before, after = self.text_at(start), self.text_at(end)
+        first = bisect_left(self.tags, start, key=_start)
+        last = bisect_left(self.tags, end, lo=first, key=_start)
+        kinds = {tag.kind for tag in self.tags[first:last]}
+        if self.text[before:after] != " " or not kinds <= {"start", "end"}:
+            return None
+        if not is_written(self.text, before, after):
+            return None
+        return self.spans[bisect_left(self.spans, (start, start))]
 
     def _is_as_read(self, number: int) -> bool:
         start, end = self.spans[number]

@@ -10,7 +10,7 @@ model are split at clauses or words.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from typing import Literal
@@ -455,10 +455,18 @@ class Segment:
     is_kept: bool = False
     """Whether it is copied as a sentence with nothing to translate, or is the tags
     before one."""
+    is_space: bool = False
+    """Whether it is the space between two sentences of a language that separates them
+    by spaces; a translation into Chinese or Japanese does without."""
 
     @property
     def is_sentence(self) -> bool:
         return self.sentence is not None
+
+    @property
+    def copied(self) -> str:
+        """Text that every translation has; `Spacing` decides on space."""
+        return "" if self.is_sentence or self.is_space else self.text
 
 
 def has_letter(text: str) -> bool:
@@ -492,7 +500,7 @@ def split_text(
             continue
         start = 0
         for begin, end in sentence_spans(match[0], code, splits_lines=splits_lines):
-            segments += _copied(match[0][start:begin])
+            segments += space_of(match[0], start, begin)
             sentence = match[0][begin:end]
             last = segments[-1] if segments else None
             is_kept = not is_read(sentence)
@@ -518,7 +526,7 @@ def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
     """Join the segments, each sentence replaced by its translation."""
     found = iter(translations)
     return "".join(
-        space + (next(found) if each.is_sentence else each.text)
+        space + (next(found) if each.is_sentence else each.copied)
         for each, space in zip(
             segments, spaces_before(segments, translations), strict=True
         )
@@ -526,11 +534,11 @@ def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
 
 
 class Spacing:
-    """Space between segments that their document lacks.
+    """Space between the sentences of a translation.
 
     Sentences of Chinese and Japanese stand side by side, but their translations may
-    need space between them. A sentence that is kept is spaced as the translations
-    around it.
+    need space between them; a translation into Chinese or Japanese needs none. A
+    sentence that is kept is spaced as the translations around it.
     """
 
     def __init__(self) -> None:
@@ -539,7 +547,7 @@ class Spacing:
         self._has_kept = False
 
     def space_before(self, segment: Segment, translation: str) -> str:
-        """Return the space before the next segment.
+        """Return the space before the next segment, or for the segment if it is one.
 
         `translation` is that of the segment or, if the segment is copied, of the next
         sentence; it is empty if no sentence follows.
@@ -552,13 +560,16 @@ class Spacing:
         self._has_kept |= segment.is_kept
         if segment.is_sentence:
             self._before = translation or self._before
+        if segment.is_space:
+            is_needed = not (before and after) or space_between(before, after)
+            return segment.text if is_needed else ""
         return space_between(before, after) if segment.is_adjacent else ""
 
 
 def spaces_before(
     segments: Sequence[Segment], translations: Sequence[str]
 ) -> list[str]:
-    """Return the space to write before each segment, which its document lacks."""
+    """Return the space to write before each segment, or instead of it if it is one."""
     found, spacing = iter(translations), Spacing()
     spaces, after = [], next(found, "")
     for each in segments:
@@ -566,6 +577,19 @@ def spaces_before(
         if each.is_sentence:
             after = next(found, "")
     return spaces
+
+
+def space_of(text: str, start: int, end: int) -> list[Segment]:
+    """Return the segment of the white space between two sentences of a text, if any."""
+    space = text[start:end]
+    is_space = start > 0 and not space.strip(" ") and is_written(text, start, end)
+    return [replace(each, is_space=is_space) for each in _copied(space)]
+
+
+def is_written(text: str, start: int, end: int) -> bool:
+    """Return whether the texts around a space are of scripts that write it."""
+    before, after = text[max(start - LOOK_BACK, 0) : start], text[end : end + LOOK_BACK]
+    return space_between(before, after) != ""
 
 
 def _copied(text: str) -> list[Segment]:
@@ -594,6 +618,10 @@ HAN_OR_KANA = re.compile(
 )
 """Pattern of a character of Han or Kana, or of text with them: no spaces separate words
 or sentences, as they do sentences in Thai."""
+WIDE_MARK = re.compile(r"[\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff65]")
+"""Pattern of a mark of Chinese or Japanese, as wide as a mark with its space."""
+NARROW_MARKS = "\"'\u201c\u201d\u2018\u2019\u2026\u2014()[]"
+"""Marks of all scripts, beside which the next character decides on space."""
 WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
 
 
@@ -627,10 +655,12 @@ def is_within_word(text: str, place: int) -> bool:
 def space_between(before: str, after: str) -> str:
     """Return the space between two texts; empty if one is empty or neither uses
     spaces."""
-    is_written = (
-        HAN_OR_KANA.match(before[-1:]) is None or HAN_OR_KANA.match(after) is None
+    last = before.rstrip(NARROW_MARKS)[-1:]
+    first = after.lstrip(NARROW_MARKS)[:1]
+    is_unspaced = WIDE_MARK.match(last) or (
+        HAN_OR_KANA.match(last) and HAN_OR_KANA.match(first)
     )
-    return " " if before and after and is_written else ""
+    return " " if before and after and not is_unspaced else ""
 
 
 def _fitting(

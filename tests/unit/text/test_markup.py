@@ -44,6 +44,23 @@ def test_translations_of_sentences_without_space_between_are_spaced(
 @pytest.mark.parametrize(
     ("html", "expected"),
     [
+        ("<p>It runs. He\nsits.\n Done.</p>", "<p>他跑。他坐。好。</p>"),
+        ("<p>It runs. <b>He sits.</b> Done.</p>", "<p>他跑。<b>他坐。</b>好。</p>"),
+        ("<p>It runs.</p> <p>He sits.</p> Done.", "<p>他跑。</p> <p>他坐。</p> 好。"),
+        ("<p>It runs. <img> He sits.<br> Done.", "<p>他跑。 <img> 他坐。<br> 好。"),
+    ],
+)
+def test_translations_into_chinese_have_no_space_between_sentences(
+    html: str, expected: str
+) -> None:
+    segments = split_html(html, "en")
+    assert join_html(segments, ["他跑。", "他坐。", "好。"]) == expected
+    assert join_html(segments, sentences(segments)) == html.replace("\ns", " s")
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
         ("<p>你好。5。你呢？</p>", "<p>A. 5。 B.</p>"),
         ("<p>你好。<b>5。</b>你呢？</p>", "<p>A. <b>5。</b> B.</p>"),
         ("<p>你好。<b>5。你</b>呢？</p>", "<p>A. <b>5。 B</b>.</p>"),
