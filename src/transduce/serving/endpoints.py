@@ -164,7 +164,7 @@ class Endpoints:
         self._admission = admission
         self._monitor = monitor
         self._loading: dict[str, Future[Attend]] = {}
-        """What loads PyTorch's copy of a model for /v1/attention, by its name."""
+        """PyTorch's copy of each model, being loaded for /v1/attention, by its name."""
 
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Translate texts, as LibreTranslate does."""
