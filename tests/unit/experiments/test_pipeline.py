@@ -65,6 +65,12 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.fixture
+def trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the trial of memory and time, which other tests here leave out."""
+    monkeypatch.setattr("transduce.training.trainer.find_micro_batch", find_micro_batch)
+
+
 class Notes:
     """Observer that records all calls."""
 
@@ -703,12 +709,11 @@ class Impatient(Notes):
             raise RuntimeError("Enough.")
 
 
+@pytest.mark.usefixtures("trial")
 def test_a_resumed_run_keeps_its_micro_batch(
-    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: CorpusFiles, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    trial = "transduce.training.trainer.find_micro_batch"
-    monkeypatch.setattr(trial, find_micro_batch)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("transduce.training.memory.free_memory", lambda _: 0.0)
         with pytest.raises(RuntimeError, match="Enough"):
@@ -814,6 +819,7 @@ LONG = with_training(steps=10**9)
 """Settings by which training takes months."""
 
 
+@pytest.mark.usefixtures("trial")
 def test_default_settings_must_train_within_a_week(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
@@ -843,6 +849,7 @@ def test_the_longest_training_follows_from_what_the_user_chose(
     assert consent.max_weeks == weeks
 
 
+@pytest.mark.usefixtures("trial")
 def test_a_preset_must_train_within_two_weeks_unless_its_length_is_chosen(
     files: CorpusFiles, tmp_path: Path
 ) -> None:
