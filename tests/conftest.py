@@ -148,7 +148,7 @@ def no_learning_curves() -> Iterator[None]:
 def no_trials() -> Iterator[None]:
     """Let each batch fit in memory without a trial, which takes as long as ten steps.
 
-    Tests of the trial, and of its effect on a run, make it.
+    Tests of the trial, and of its effect on a run, do not use this fixture.
     """
 
     def fit(batch_loss: BatchLoss, batcher: Batcher, *_: object) -> MicroBatchSize:

@@ -83,7 +83,7 @@ class ForkServer:
     ) -> Result:
         """Run Python source until its process ends as usual.
 
-        What it writes is returned, unless it is for another place, as a pipe.
+        The result has its output and errors, but for those with a file of their own.
         """
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)

@@ -51,7 +51,7 @@ from transduce.files import (
 )
 from transduce.foreign_models import describe, foreign_type, is_pointer
 from transduce.model.config import ModelConfig, parameter_shapes
-from transduce.search_config import SearchConfig
+from transduce.search_config import SearchConfig, default_search
 from transduce.settings import apply_mapping, require_flag, shown
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
@@ -679,7 +679,9 @@ def change_search(folder: Path, change: Callable[[SearchConfig], SearchConfig]) 
         with atomic_file(path) as new:
             content = read_json(path)
             _, _, search = _read_config(content, path)
-            content["search"] = asdict(change(search or SearchConfig()))
+            is_parser = (folder / SYMBOLS_FILE).exists()
+            search = search or default_search(is_parser=is_parser)
+            content["search"] = asdict(change(search))
             new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise CheckpointError(

@@ -305,6 +305,11 @@ PARSING_SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300
 """The paper's search for parses (section 6.3)."""
 
 
+def default_search(*, is_parser: bool) -> SearchConfig:
+    """Return the search of a model that stores none."""
+    return PARSING_SEARCH if is_parser else SearchConfig()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingConfig:
     """Settings of sampling."""

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from small_rivals import RIVALS
+from transduce.architectures.bytenet import ByteNet
+from transduce.architectures.mixture_of_experts import MixtureTransformer
 from transduce.checkpoint import Checkpoint, build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.tensors import Batch
@@ -137,8 +139,11 @@ def test_losses_and_gradients_of_rivals_in_bf16_are_near_float64(
     expected = loss_and_gradients(rival, batch, REFERENCE)
     bf16 = replace(hardware, dtype=torch.bfloat16)
     errors = relative_errors(loss_and_gradients(rival, batch, bf16), expected)
+    # ByteNet has long sums of small gradients; in a mixture that rounds, a token may
+    # take another expert in the next layer.
+    is_rough = isinstance(rival, ByteNet | MixtureTransformer)
     assert errors["loss"] < 1e-2
-    assert max(errors.values()) < 0.2, errors
+    assert max(errors.values()) < (0.4 if is_rough else 0.05), errors
 
 
 class Elsewhere(TorchDispatchMode):

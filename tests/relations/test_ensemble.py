@@ -120,7 +120,7 @@ def test_an_ensemble_scores_its_translation_as_its_search_did(
     assert min(differences([each.log_probability for each in alone])) > 1e-3
 
 
-def test_a_member_that_puts_out_nan_is_refused(members: list[Checkpoint]) -> None:
+def test_a_member_that_outputs_nan_is_refused(members: list[Checkpoint]) -> None:
     name = "embedding.weight"
     damaged = {name: torch.full_like(members[1].weights[name], torch.nan)}
     other = replace(members[1], weights={**members[1].weights, **damaged})

@@ -197,7 +197,7 @@ def test_many_short_targets_are_scored_in_several_batches(
     assert scores == pytest.approx(by_torch(checkpoint, pairs), abs=1e-4)
 
 
-def test_a_model_that_puts_out_nan_is_refused(
+def test_a_model_that_outputs_nan_is_refused(
     tiny: ModelConfig, make_checkpoint: Callable[[ModelConfig], Checkpoint]
 ) -> None:
     checkpoint = make_checkpoint(tiny)

@@ -25,7 +25,7 @@ from transduce.model_folder import (
     open_model,
     quantized_names,
 )
-from transduce.search_config import SearchConfig
+from transduce.search_config import PARSING_SEARCH, SearchConfig
 from transduce.text.alignment import WordDictionary
 from transduce.text.shortlist import encode_pairs, learn_shortlist
 
@@ -221,6 +221,15 @@ def test_search_settings_of_a_quantized_folder_can_be_replaced(quantized: Path) 
     opened = open_model(quantized)
     assert opened.search == SearchConfig(beam_size=7)
     assert opened.is_quantized
+
+
+def test_the_search_of_a_parser_that_stores_none_is_the_papers(
+    parsing_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(replace(parsing_checkpoint, search=None), tmp_path / "parser")
+    change_search(tmp_path / "parser", lambda search: replace(search, beam_size=2))
+    expected = replace(PARSING_SEARCH, beam_size=2)
+    assert open_model(tmp_path / "parser").search == expected
 
 
 @pytest.mark.parametrize("in_fp32", [True, False])

@@ -498,21 +498,17 @@ def _convert_to_packages(
     """Export the model to the peers that are Python packages."""
     proofs: dict[str, str] = {}
     left_out: list[str] = []
-    # The measured settings of search take the place of the model's, and Hugging Face's
-    # library has no shortlists.
-    for_ctranslate2 = replace(checkpoint, search=None)
-    for_hugging_face = replace(for_ctranslate2, shortlist=None)
-    for peer, target, package, module, model in (
-        (CTRANSLATE2, "ctranslate2", "ctranslate2", "ctranslate2", for_ctranslate2),
-        (
-            *(HUGGING_FACE, "hugging_face", "transformers", "marian_export"),
-            for_hugging_face,
-        ),
+    for peer, target, package, module in (
+        (CTRANSLATE2, "ctranslate2", "ctranslate2", "ctranslate2"),
+        (HUGGING_FACE, "hugging_face", "transformers", "marian_export"),
     ):
         if find_spec(package) is None:
             left_out.append(missing_package(peer, package, "benchmark"))
             continue
         export = import_module(f"transduce.interop.{module}").export
+        model = checkpoint
+        if peer == HUGGING_FACE:  # whose library has no shortlists
+            model = replace(checkpoint, shortlist=None)
         try:
             proofs[peer] = str(export(model, folder / target, sample))
         except RequestError as error:

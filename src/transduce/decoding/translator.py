@@ -82,7 +82,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.processes import require_number_of_processes
-from transduce.search_config import PARSING_SEARCH, SamplingConfig, SearchConfig
+from transduce.search_config import SamplingConfig, SearchConfig, default_search
 from transduce.settings import require_config, require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
 from transduce.text.languages import best_match
@@ -179,8 +179,8 @@ class Translator:
         """Config of the first model."""
         self.symbols = checkpoint.symbols
         """Target vocabulary of a parser; None if the model translates."""
-        self.search: SearchConfig = checkpoint.search or (
-            SearchConfig() if self.symbols is None else PARSING_SEARCH
+        self.search: SearchConfig = checkpoint.search or default_search(
+            is_parser=self.symbols is not None
         )
         """Default search settings: those of the model's run."""
         self.source_language = checkpoint.source_language

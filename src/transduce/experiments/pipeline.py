@@ -646,6 +646,7 @@ class _RunTraining:
             )
             self._processes.barrier()
         else:
+            # until the first process has set damaged checkpoints aside
             self._processes.barrier()
             point = self._newest_point(has_diverged=has_diverged)
         step = float(point.step)

@@ -8,9 +8,10 @@ equal:
   (`Trainer.find_micro_batch`).
 - Each computes some of the micro-batches of an update (`own_micro_batches`). Dropout
   masks depend on the micro-batch, not on the process.
-- Gradients are averaged over all processes before the step of the optimizer.
-- They decide by an all-reduce when to save and when to stop. The first process alone
-  scores and saves, while the others wait.
+- Gradients are averaged over all processes before the step of the optimizer. With Muon,
+  each process then updates some of the matrices, and sends them to the others.
+- They decide by an all-reduce when to stop, and when to save by the clock. The first
+  process alone scores and saves, while the others wait.
 
 The launcher sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE,
 LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.

@@ -41,9 +41,9 @@ from transduce.training.data_parallel import ALONE, ProcessGroup, no_sync
 from transduce.training.loss import BatchLoss, RewardLoss
 from transduce.training.micro_batches import LoadedMicroBatch
 
-MAX_AT_ONCE = 2
-"""Largest number of micro-batches computed at once. Python code runs in one at a
-time."""
+NUM_AT_ONCE = 2
+"""Number of micro-batches computed at once, by as many threads, if more than one is.
+Python code runs in one at a time."""
 MAX_FLOPS_AT_ONCE = 5 * 10**10
 """FLOPs of the largest batch of a Transformer that is computed beside another. Larger
 ones take long native calls, which use both cores well."""
@@ -62,13 +62,13 @@ def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
     """
     has_long_calls = isinstance(batch_loss.model, FusedTransformer)
     is_possible = (
-        torch.get_num_threads() == MAX_AT_ONCE
+        torch.get_num_threads() == NUM_AT_ONCE
         and (flops <= MAX_FLOPS_AT_ONCE or not has_long_calls)
         and nn_api() is not None
         and draws_from_context(hardware)
         and not batch_loss.is_guided
     )
-    return MAX_AT_ONCE if is_possible else 1
+    return NUM_AT_ONCE if is_possible else 1
 
 
 def draws_from_context(hardware: Hardware) -> bool:
@@ -84,12 +84,12 @@ class SingleCoreThreads:
     """Python threads, in each of which PyTorch and the native library use one core."""
 
     def __init__(self) -> None:
-        number, started = torch.get_num_threads(), Barrier(MAX_AT_ONCE)
+        number, started = torch.get_num_threads(), Barrier(NUM_AT_ONCE)
         self._pool = ThreadPoolExecutor(
-            MAX_AT_ONCE, "batch", initializer=_use_a_single_thread
+            NUM_AT_ONCE, "batch", initializer=_use_a_single_thread
         )
         try:
-            running = [self._pool.submit(started.wait) for _ in range(MAX_AT_ONCE)]
+            running = [self._pool.submit(started.wait) for _ in range(NUM_AT_ONCE)]
         except BaseException:
             started.abort()  # a thread that waits would keep the process alive
             raise

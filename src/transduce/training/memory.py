@@ -31,11 +31,13 @@ from transduce.training.loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16
 """Weight, gradient and Adam's two moments, four bytes each."""
-SIZE_SETTINGS = (
-    *("d_model", "d_embedding", "d_hidden", "d_ff"),
-    *("num_layers", "encoder_layers", "num_blocks", "encoder_blocks"),
-)
-"""Settings of any architecture that make a model large: widths, then depths."""
+SIZE_SETTINGS = [
+    # widths
+    "d_model", "d_embedding", "embedding_width", "d_hidden", "cells", "d_ff",
+    # depths
+    "num_layers", "encoder_layers", "num_blocks", "encoder_blocks",
+]  # fmt: skip
+"""Settings of any architecture that mainly make a model large."""
 TRIAL_PART = 4
 """The memory of a batch is estimated from trials of at most a fourth of its pairs."""
 SAFE_SHARE = 0.8

@@ -142,7 +142,7 @@ class MicroBatchReader:
         self._hardware = hardware
         self._processes = processes
         self.limits = MemoryLimits()
-        self.is_packed = False
+        self.can_pack = False
         """Whether updates by likelihood compute sentences without padding. It must not
         change within an epoch."""
 
@@ -157,14 +157,14 @@ class MicroBatchReader:
                 yield LoadedMicroBatch(
                     update=update,
                     micro_batch=each,
-                    batch=self._load(update, each, packs=self.packs(step)),
+                    batch=self._load(update, each, is_packed=self.is_packed(step)),
                     is_last=each is own[-1],
                     is_alone=len(own) == 1,
                 )
 
-    def packs(self, step: int) -> bool:
+    def is_packed(self, step: int) -> bool:
         """Return whether an update computes its sentences without padding."""
-        return self.is_packed and not self._config.is_by_reward(step)
+        return self.can_pack and not self._config.is_by_reward(step)
 
     @cached_property
     def longest_positions(self) -> int:
@@ -178,19 +178,19 @@ class MicroBatchReader:
         if config.is_by_reward(step):
             max_positions = limits.reward_positions or self.longest_positions
             return padded_parts(update, max_positions, config.reward_samples)
-        if self.packs(step):
+        if self.is_packed(step):
             return packed_parts(
                 update, limits.max_positions, self._processes.world_size
             )
         return padded_parts(update, limits.max_positions)
 
     def _load(
-        self, update: Update, micro_batch: MicroBatch, *, packs: bool
+        self, update: Update, micro_batch: MicroBatch, *, is_packed: bool
     ) -> Batch | PackedBatch:
         """Return the ids of a micro-batch; for a GPU in pinned memory."""
         dataset, pairs = update.dataset, micro_batch.indices
         batch: Batch | PackedBatch
-        if packs:
+        if is_packed:
             batch = dataset.load_packed(pairs).padded_to_bucket()
         else:
             batch = dataset.load(pairs)

@@ -27,7 +27,7 @@ from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.gradients import (
-    MAX_AT_ONCE,
+    NUM_AT_ONCE,
     GradientAccumulator,
     compile_layers,
     is_worth_compiling,
@@ -186,7 +186,7 @@ class Trainer:
         self._reader.limits = MemoryLimits(
             max_positions=bound,
             reward_positions=found.reward_positions,
-            fits_beside_another=num_fitting >= MAX_AT_ONCE,
+            fits_beside_another=num_fitting >= NUM_AT_ONCE,
         )
         return replace(found, compile_error=compile_error)
 
@@ -386,8 +386,8 @@ class Trainer:
         while self.progress.step < self._config.steps:
             start = self.progress
             # Not in the thread that reads ahead: validation changes the model's mode.
-            self._reader.is_packed = self.all_can_pack()
-            with closing(read_ahead(self._reader.epoch(start), MAX_AT_ONCE)) as batches:
+            self._reader.can_pack = self.all_can_pack()
+            with closing(read_ahead(self._reader.epoch(start), NUM_AT_ONCE)) as batches:
                 for update, loaded in groupby(batches, key=attrgetter("update")):
                     self.progress = replace(
                         self.progress,
@@ -444,7 +444,7 @@ class Trainer:
 
         The next update may have started by then.
         """
-        present, is_packed = self.progress, self._reader.packs(self.progress.step)
+        present, is_packed = self.progress, self._reader.is_packed(self.progress.step)
         shares, stage = self._shares_of_corpora(), self._stage()
         is_by_reward = self._config.is_by_reward(present.step)
 
