@@ -33,7 +33,7 @@ from transduce.text.languages import base
 from transduce.text.splitting import (
     Segment,
     has_letter,
-    is_written,
+    has_written_space,
     sentence_spans,
     spaces_before,
 )
@@ -641,7 +641,7 @@ class _Block:
         kinds = {tag.kind for tag in self.tags[first:last]}
         if self.text[before:after] != " " or not kinds <= {"start", "end"}:
             return None
-        if not is_written(self.text, before, after):
+        if not has_written_space(self.text, before, after):
             return None
         return self.spans[bisect_left(self.spans, (start, start))]
 

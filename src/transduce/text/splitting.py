@@ -582,11 +582,13 @@ def spaces_before(
 def space_of(text: str, start: int, end: int) -> list[Segment]:
     """Return the segment of the white space between two sentences of a text, if any."""
     space = text[start:end]
-    is_space = start > 0 and not space.strip(" ") and is_written(text, start, end)
+    is_space = (
+        start > 0 and not space.strip(" ") and has_written_space(text, start, end)
+    )
     return [replace(each, is_space=is_space) for each in _copied(space)]
 
 
-def is_written(text: str, start: int, end: int) -> bool:
+def has_written_space(text: str, start: int, end: int) -> bool:
     """Return whether the texts around a space are of scripts that write it."""
     before, after = text[max(start - LOOK_BACK, 0) : start], text[end : end + LOOK_BACK]
     return space_between(before, after) != ""
@@ -618,8 +620,6 @@ HAN_OR_KANA = re.compile(
 )
 """Pattern of a character of Han or Kana, or of text with them: no spaces separate words
 or sentences, as they do sentences in Thai."""
-WIDE_MARK = re.compile(r"[\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff65]")
-"""Pattern of a mark of Chinese or Japanese, as wide as a mark with its space."""
 NARROW_MARKS = "\"'\u201c\u201d\u2018\u2019\u2026\u2014()[]"
 """Marks of all scripts, beside which the next character decides on space."""
 WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
@@ -657,10 +657,8 @@ def space_between(before: str, after: str) -> str:
     spaces."""
     last = before.rstrip(NARROW_MARKS)[-1:]
     first = after.lstrip(NARROW_MARKS)[:1]
-    is_unspaced = WIDE_MARK.match(last) or (
-        HAN_OR_KANA.match(last) and HAN_OR_KANA.match(first)
-    )
-    return " " if before and after and not is_unspaced else ""
+    is_written = HAN_OR_KANA.match(last) is None or HAN_OR_KANA.match(first) is None
+    return " " if before and after and is_written else ""
 
 
 def _fitting(

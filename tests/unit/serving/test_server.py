@@ -392,15 +392,14 @@ def test_pytorch_is_imported_outside_the_event_loop(
 
 
 class Blocked(Loader):
-    """Finder of a module whose import does not end before the end of a block."""
+    """Finder of a module whose import fails at the end of a block, not before."""
 
     def __init__(self, module: str) -> None:
         self._module = module
         self._released = threading.Event()
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        is_blocked = name == self._module and not self._released.is_set()
-        return ModuleSpec(name, self) if is_blocked else None
+        return ModuleSpec(name, self) if name == self._module else None
 
     def exec_module(self, _: ModuleType) -> None:
         self._released.wait()
@@ -419,23 +418,27 @@ def test_requests_that_wait_for_pytorch_hold_up_no_others(
 ) -> None:
     module = "transduce.analysis.sentence_attention"
     finder = Blocked(module)
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     model = served(trained_checkpoint, "en-de", QueueConfig(timeout_s=0.5))
     pair = {"source": "one two", "target": "eins"}
     num_requests = 40  # more than the event loop has threads
     with running([model]) as server, ThreadPoolExecutor(num_requests) as clients:
-        with finder.blocking():
-            answers = list(
-                clients.map(
-                    lambda _: server.post("/v1/attention", pair), range(num_requests)
+        with monkeypatch.context() as patch:
+            patch.delitem(sys.modules, module, raising=False)
+            patch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+            with finder.blocking():
+                answers = list(
+                    clients.map(
+                        lambda _: server.post("/v1/attention", pair),
+                        range(num_requests),
+                    )
                 )
-            )
-            assert {each.status for each in answers} == {503}
-            assert "is still being loaded" in answers[0].json["error"]
-            assert answers[0].headers["retry-after"] == "1"
-            one = {"q": "one", **EN_DE}
-            wait_until(lambda: server.post("/translate", one).status == 200)
+                assert {each.status for each in answers} == {503}
+                assert "is still being loaded" in answers[0].json["error"]
+                assert answers[0].headers["retry-after"] == "1"
+                one = {"q": "one", **EN_DE}
+                wait_until(lambda: server.post("/translate", one).status == 200)
+            # The import has failed, so it no longer changes `sys.modules`.
+            wait_until(lambda: server.post("/v1/attention", pair).status == 400)
         wait_until(lambda: server.post("/v1/attention", pair).status == 200)
 
 
