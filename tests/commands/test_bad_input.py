@@ -178,6 +178,23 @@ def test_an_option_after_two_dashes_is_told_to_stand_before_them(
     assert message.startswith(f"{said} --, as all words after -- are arguments. ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("translate", "--", "model", "--bogus"), "Unknown option: --bogus. "),
+        (
+            ("translate", "--input", "a", "--", "model", "--input", "b"),
+            'Unexpected argument: "--input", as all words after -- are arguments. ',
+        ),
+        (("train", "--", "--source", "a", "--target", "b"), "--out must be given. "),
+    ],
+)
+def test_other_words_after_two_dashes_are_not_told_to_stand_before_them(
+    refuses: Callable[..., str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert refuses(*arguments).startswith(said)
+
+
 def test_an_unknown_preset_names_the_nearest(
     refuses: Callable[..., str], folder: Path
 ) -> None:

@@ -108,7 +108,7 @@ GROUPS = {
         "check": "Report on a parallel corpus, or on treebanks, before training.",
         "clean": "Write the good pairs of a parallel corpus, and the others with "
         "reasons.",
-        "split": "Split a parallel corpus into training, development and test text.",
+        "split": "Split a parallel corpus into training, dev and test text.",
         "train": "Train a model: text files to averaged, scored model.",
         "presets": "List the presets: sizes, and what each is for.",
         "settings": "List the settings of a run, or of a preset.",
@@ -511,11 +511,14 @@ def _mistake(error: CycloptsError) -> str:
             noun = "argument" if len(unused) == 1 else "arguments"
             instead = _instead_of_arguments(error.target) if error.target else ""
             message = f"Unexpected {noun}: {', '.join(unused)}{instead}."
-        case UnknownOptionError(token=Token(keyword=str() as name)) if _after_dashes(
-            error, [name]
-        ):
+        case UnknownOptionError(token=Token(keyword=str() as name)) if name in _options(
+            error
+        ):  # the parser knows it, so it stands after --
             message = (
-                f"{name} must stand before --, as all words after -- are arguments."
+                f'Unexpected argument: "{name}", as all words after -- are arguments.'
+                if _before_dashes(error, name)
+                else f"{name} must stand before --, as all words after -- are "
+                "arguments."
             )
         case CoercionError(msg=None, token=Token() as token) if expected := _expected(
             error.target_type
@@ -575,11 +578,36 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
         given = len(error.tokens_so_far) or "none"
         remedy = _remedy_for_dash(name, error)
         return f"{name} must have {values}, but has {given}{remedy}."
-    mistyped = get_close_matches(name, error.unused_tokens or (), n=1, cutoff=0.6)
+    unknown = [
+        word for word in error.unused_tokens or () if not _is_option(word, error)
+    ]
+    mistyped = get_close_matches(name, unknown, n=1, cutoff=0.6)
     instead = f", but {mistyped[0]} is given instead" if mistyped else ""
     if _after_dashes(error, argument.names):
         instead = " before --, as all words after -- are arguments"
     return f"{name} must be given{instead}."
+
+
+def _options(error: CycloptsError) -> set[str]:
+    """Return the names of all options of the command of a mistake."""
+    arguments = error.app.assemble_argument_collection() if error.app else ()
+    return {
+        name
+        for argument in arguments
+        for name in (*argument.names, *argument.negatives)
+        if name.startswith("-")
+    }
+
+
+def _is_option(word: str, error: CycloptsError) -> bool:
+    """Return whether a word, perhaps with a value, is an option of the command."""
+    return word.split("=", 1)[0] in _options(error)
+
+
+def _before_dashes(error: CycloptsError, option: str) -> bool:
+    """Return whether an option stands before the lone `--`."""
+    words = error.root_input_tokens or ()
+    return option in (word.split("=")[0] for word in takewhile("--".__ne__, words))
 
 
 def _after_dashes(error: CycloptsError, options: Collection[str]) -> bool:
@@ -594,12 +622,10 @@ def _remedy_for_dash(name: str, error: CycloptsError) -> str:
 
     The name of a file may begin so, but the parser takes it for another option.
     """
-    words = error.root_input_tokens or []
-    arguments = error.app.assemble_argument_collection() if error.app else ()
-    options = {option for each in arguments for option in each.names}
-    for word, value in pairwise(words):
-        is_option = value.split("=", 1)[0] in options
-        if word == name and value.startswith("-") and not is_option:
+    for word, value in pairwise(error.root_input_tokens or ()):
+        if word != name or not value.startswith("-"):
+            continue
+        if not _is_option(value, error):
             return f"; write {name}={value} if {value} is the value and no option"
     return ""
 
