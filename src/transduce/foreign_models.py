@@ -23,6 +23,13 @@ INDEX = "model.safetensors.index.json"
 """Index of weights in several files."""
 PICKLE_INDEX = f"{PICKLE}.index.json"
 """The same of pickled weights."""
+PICKLE_PARTS = "pytorch_model*.bin"
+"""Pattern of files of pickled weights."""
+OTHER_FRAMEWORKS = {
+    "tf_model.h5": ("TensorFlow", "from_tf"),
+    "flax_model.msgpack": ("Flax", "from_flax"),
+}
+"""Weights of other frameworks, with the option by which `transformers` reads them."""
 ADAPTER = "adapter_config.json"
 """Settings of an adapter, such as LoRA's: changes of the weights in another file."""
 MAX_JSON_BYTES = 10_000_000
@@ -344,8 +351,9 @@ def require_hugging_face_files(folder: Path) -> None:
         )
     has_weights = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
     pickles = [n for n in (PICKLE, PICKLE_INDEX) if (folder / n).is_file()]
+    others = [name for name in OTHER_FRAMEWORKS if (folder / name).is_file()]
     is_of_ctranslate2 = (
-        not has_weights and not pickles and (folder / "model.bin").is_file()
+        not (has_weights or pickles or others) and (folder / "model.bin").is_file()
     )
     if is_of_ctranslate2 or not (folder / CONFIG).is_file():
         raise RequestError(f"{needed} {describe_origin(folder)}")
@@ -355,22 +363,47 @@ def require_hugging_face_files(folder: Path) -> None:
             ", which would be lost; merge it by `merge_and_unload` of the package "
             "`peft`, and save the model again."
         )
-    if not has_weights and pickles:
-        name = json.dumps(str(folder), ensure_ascii=False)
-        program = (
-            "from transformers import MarianMTModel; "
-            f"MarianMTModel.from_pretrained({name}).save_pretrained({name})"
-        )
+    if not has_weights:
         raise RequestError(
-            f"{folder}: must hold {WEIGHTS}, but has only {pickles[0]}, which could "
-            "run any program as it is loaded; if you trust it, convert it with: python "
-            f"-c {shlex.quote(program)}"
+            f"{folder}: must hold {WEIGHTS}, but {_without_weights(folder)}"
         )
-    if not has_weights and not os.path.lexists(folder / WEIGHTS):
-        raise RequestError(
-            f"{folder}: must hold {WEIGHTS}, but does not; fetch all files of the "
-            "model."
+
+
+def _without_weights(folder: Path) -> str:
+    """Return what a folder of Hugging Face has in place of its weights, and a remedy.
+
+    Pickles come first, as converting them needs no other framework.
+    """
+    for name in (PICKLE, PICKLE_INDEX):
+        if (folder / name).is_file():
+            return (
+                f"has only {name}, which could run any program as it is loaded; if you "
+                f"trust it, convert it with: {_conversion(folder)}"
+            )
+    for name, (framework, option) in OTHER_FRAMEWORKS.items():
+        if (folder / name).is_file():
+            return (
+                f"has only {name}, the weights of {framework}; install {framework} and "
+                "`transformers` below version 5, and convert it with: "
+                f"{_conversion(folder, f', {option}=True')}"
+            )
+    if parts := sorted(folder.glob(PICKLE_PARTS)):
+        return (
+            f"has only {parts[0].name}, a part of pickled weights, without "
+            f"{PICKLE_INDEX}; fetch all files of the model, and if you trust them, "
+            f"convert them with: {_conversion(folder)}"
         )
+    return "does not; fetch all files of the model."
+
+
+def _conversion(folder: Path, option: str = "") -> str:
+    """Return the command that converts the weights of a folder of Hugging Face."""
+    name = json.dumps(str(folder), ensure_ascii=False)
+    program = (
+        "from transformers import MarianMTModel; "
+        f"MarianMTModel.from_pretrained({name}{option}).save_pretrained({name})"
+    )
+    return f"python -c {shlex.quote(program)}"
 
 
 def _json(path: Path) -> dict[str, Any]:

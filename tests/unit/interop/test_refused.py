@@ -168,6 +168,33 @@ def test_pickled_weights_are_refused(name, folder, refuses):
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "tf_model.h5",
+            "has only tf_model.h5, the weights of TensorFlow; install TensorFlow and .*"
+            "from_pretrained.*, from_tf=True.*save_pretrained",
+        ),
+        (
+            "flax_model.msgpack",
+            "has only flax_model.msgpack, the weights of Flax; install Flax and .*"
+            "from_pretrained.*, from_flax=True.*save_pretrained",
+        ),
+        (
+            "pytorch_model-00001-of-00002.bin",
+            "a part of pickled weights, without pytorch_model.bin.index.json; fetch "
+            "all files of the model, .* convert them with: python -c ",
+        ),
+    ],
+)
+def test_other_weights_are_refused_with_their_conversion(name, message, tmp_path):
+    for each in ("config.json", name):
+        (tmp_path / each).write_text("{}")
+    with pytest.raises(RequestError, match=message):
+        require_hugging_face_files(tmp_path)
+
+
 def test_the_command_that_converts_weights_has_any_folder_as_it_is(tmp_path):
     folder = tmp_path / """it's $(a) "ü" """
     folder.mkdir()
