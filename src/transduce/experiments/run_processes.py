@@ -46,7 +46,7 @@ from transduce.machine import Precision, threads_of_each
 from transduce.processes import PYTHON, environment_of_python, stop_on_signal
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
-from transduce.text.corpus import read_text
+from transduce.text.corpus import read_pairs, read_text
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
 """Folders of an experiment: its runs, the output of their processes, and a corpus that
@@ -616,11 +616,22 @@ def _tail(path: Path) -> bytes:
         return file.read()
 
 
+def read_references(source: Path, references: Path) -> list[str]:
+    """Return the references of a text.
+
+    Raises `DataError` if they are not as many as the source has lines. Otherwise the
+    translations of the source would be found too many or too few, however often they
+    are made.
+    """
+    pairs = read_pairs([source], [references], ("source", "references"))
+    return [pair.target for pair in pairs]
+
+
 def translated_lines(path: Path, num_lines: int) -> list[str]:
     """Return the translations of a text that a run has made.
 
-    Raises `DataError` if they are not as many as the text has lines, as in a file that
-    was damaged.
+    Raises `DataError` if they are not as many as the source has lines, as in a file
+    that was damaged.
     """
     lines = list(read_text([path]))
     if len(lines) != num_lines:

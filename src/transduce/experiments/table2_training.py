@@ -50,6 +50,7 @@ from transduce.experiments.run_processes import (
     damaged_record,
     experiment_record,
     read_record,
+    read_references,
     require_same_experiment,
     require_same_settings,
     settings,
@@ -74,7 +75,7 @@ from transduce.metrics.scores import (
     paper_bleu,
 )
 from transduce.model_folder import model_sum
-from transduce.text.corpus import read_pairs, read_text
+from transduce.text.corpus import read_pairs
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.loss import sample_flops
@@ -602,7 +603,7 @@ def _score(
 ) -> ReferenceScore:
     """Score the translations of a test text, pooled over those who made them."""
     language = config.languages.target
-    references = list(read_text([test.reference]))
+    references = read_references(test.source, test.reference)
     tokenization = choose_tokenization(config.evaluation.tokenize, language, references)
     texts = [
         translated_lines(each.translations(test), len(references))

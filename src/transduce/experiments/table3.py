@@ -30,6 +30,7 @@ from transduce.experiments.run_processes import (
     experiment_record,
     failed_runs,
     read_record,
+    read_references,
     require_same_experiment,
     require_same_settings,
     settings,
@@ -58,7 +59,6 @@ from transduce.report.report import (
     Table,
     columns,
 )
-from transduce.text.corpus import read_text
 from transduce.training.config import TrainingConfig
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
@@ -238,6 +238,11 @@ class RowRun(PresetRun):
         return self.path / TRANSLATIONS
 
     @property
+    def sources(self) -> Path:
+        """Sources of the dev text."""
+        return self.path / DEV / DEV_SOURCE
+
+    @property
     def references(self) -> Path:
         """References of the dev text."""
         return self.path / DEV / DEV_TARGET
@@ -287,7 +292,7 @@ class Experiment:
         """Options to translate the dev text by the last checkpoint, not averaged."""
         checkpoint = RunFolder(run.path).checkpoint(run.last_entry("dev")["step"])
         options = ["translate", str(checkpoint)]
-        options += ["--input", str(run.path / DEV / DEV_SOURCE)]
+        options += ["--input", str(run.sources)]
         # Start over after an interruption, as the dev text is short.
         return [*options, "--output", str(run.translations), "--force"]
 
@@ -393,10 +398,11 @@ def collect(
 ) -> Table3:
     """Collect the results of the runs that are done.
 
-    Raises `DataError` if the translations do not match the dev text.
+    Raises `DataError` if the translations or the references do not match the dev text.
     """
     done = [run for run in runs if run.is_done]
-    references = list(read_text([done[0].references])) if done else []
+    texts = [read_references(run.sources, run.references) for run in done]
+    references = texts[0] if texts else []
     base = [run for run in done if run.row == "base"]
     tokenization = _tokenization(experiment, references)
     rows, signatures = [], ("", "")

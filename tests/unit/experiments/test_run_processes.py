@@ -20,6 +20,7 @@ from transduce.experiments.run_processes import (
     ReproductionStoppedError,
     Workers,
     make_slots,
+    read_references,
     run_all,
     translated_lines,
 )
@@ -275,6 +276,20 @@ def test_each_gpu_has_one_slot_by_default(
 def test_zero_slots_are_refused() -> None:
     with pytest.raises(ConfigError, match="`parallel` must be at least 1, but is 0"):
         make_slots("cpu", 0)
+
+
+@pytest.mark.parametrize("shorter", ["source", "references"])
+def test_sources_and_references_of_unequal_numbers_are_named(
+    tmp_path: Path, shorter: str
+) -> None:
+    source, references = tmp_path / "source", tmp_path / "references"
+    for path in (source, references):
+        path.write_text("one\ntwo\n")
+    assert read_references(source, references) == ["one", "two"]
+    (tmp_path / shorter).write_text("one\n")
+    message = f"^{tmp_path / shorter}:2: source and references must have equally many"
+    with pytest.raises(DataError, match=message):
+        read_references(source, references)
 
 
 @pytest.mark.parametrize("content", ["", "one\n", "one\ntwo\nthr"])

@@ -16,7 +16,7 @@ from transduce.checkpoint import build
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, DataError
 from transduce.experiments.environment import Environment
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
@@ -461,6 +461,17 @@ def test_a_damaged_record_of_a_system_is_refused(
     path.write_text(json.dumps({**record, "systems": {"base": 5}}))
     with pytest.raises(ConfigError, match="the record of the experiment is damaged"):
         experiment.begin(runs)
+
+
+def test_a_truncated_test_text_is_named(
+    table: TrainedTable2, runs: list[SystemRun]
+) -> None:
+    assert table.results
+    reference = runs[0].tests[0].reference
+    reference.write_text("\n".join(REFERENCES[:-1]) + "\n")
+    message = f"^{reference}:[0-9]+: source and references must have equally many"
+    with pytest.raises(DataError, match=message):
+        results_of(runs, ensembles_of(runs), Trials(resamples=5, shuffles=5))
 
 
 def test_an_ensemble_translates_again_after_a_member_was_trained_again(

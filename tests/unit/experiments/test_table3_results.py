@@ -72,7 +72,8 @@ def write_run(experiment: Experiment) -> WriteRun:
             {"kind": "final", "step": step, "perplexity": 7.0},
         )
         (run.path / "log.jsonl").write_text("\n".join(map(json.dumps, entries)))
-        run.references.write_text("\n".join(REFERENCES) + "\n")
+        for path in (run.sources, run.references):
+            path.write_text("\n".join(REFERENCES) + "\n")
         run.translations.write_text("\n".join(texts) + "\n")
 
     return write
@@ -204,6 +205,18 @@ def test_truncated_translations_are_refused(
     write_run("base", 1, GOOD[:-1])
     with pytest.raises(DataError, match="must have 12 translations, .* but has 11; "):
         collected(experiment, [1])
+
+
+def test_truncated_references_of_any_run_are_named(
+    experiment: Experiment, write_run: WriteRun
+) -> None:
+    for seed in (1, 2):
+        write_run("base", seed, GOOD)
+    [_, run] = row_runs(experiment.folder, experiment.base, ["base"], [1, 2])
+    run.references.write_text("\n".join(REFERENCES[:-1]) + "\n")
+    message = f"^{run.references}:12: source and references must have equally many"
+    with pytest.raises(DataError, match=message):
+        collected(experiment, [1, 2])
 
 
 def result(row: str, difference: float, *ps: float | None) -> RowResult:
