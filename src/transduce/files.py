@@ -55,6 +55,10 @@ REMEDIES = {
 SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
 
+class FileBusyError(ConfigError):
+    """Another process is writing the same file."""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from an untrusted file.
 
@@ -447,12 +451,12 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
 
     After an error or a crash, `path` is as it was before. A symbolic link stays, and
     its target is replaced; the permissions of an existing file are kept. Raises
-    `OSError` if the file cannot be written, and `ConfigError` if another process is
-    writing it, or has written it and `overwrite` is false.
+    `OSError` if the file cannot be written, `FileBusyError` if another process is
+    writing it, and `ConfigError` if another has written it and `overwrite` is false.
     """
     path = real_file(path)
     new = path.with_name(f".{path.name}.transduce-new")
-    refusal = ConfigError(
+    refusal = FileBusyError(
         f"{path}: another process is writing this file; wait for it to end, or choose "
         "another name."
     )

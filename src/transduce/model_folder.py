@@ -21,6 +21,7 @@ from hashlib import blake2b
 from os import PathLike
 from os.path import lexists
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -37,6 +38,7 @@ from transduce.architectures.config import (
 )
 from transduce.errors import CheckpointError, ConfigError, RequestError, VersionError
 from transduce.files import (
+    FileBusyError,
     access_errors,
     atomic_directory,
     atomic_file,
@@ -94,6 +96,8 @@ SUM_BYTES = 8
 """Size of a model's checksum in bytes."""
 SUMMED_WORDS = 1 << 17
 """Number of words of weights covered by one sum."""
+BUSY_SECONDS = 0.05
+"""Pause before another attempt to write a file that another process is writing."""
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
 FP32, INT8 = "F32", "I8"
@@ -667,13 +671,34 @@ def _run(content: dict[str, Any], path: Path) -> str | None:
     return run
 
 
-def change_search(folder: Path, change: Callable[[SearchConfig], SearchConfig]) -> None:
+def change_search(
+    folder: Path,
+    change: Callable[[SearchConfig], SearchConfig],
+    *,
+    patience_s: float = 10.0,
+) -> None:
     """Change the search settings of a model folder atomically.
 
     `change` gets the present settings, or the defaults if the folder has none: another
-    command may have changed them since the caller read them, perhaps hours ago. Raises
-    `CheckpointError` if they cannot be written.
+    command may have changed them since the caller read them, perhaps hours ago. If
+    another command is writing them, which takes milliseconds, this one waits for at
+    most `patience_s` seconds. Raises `CheckpointError` if they cannot be written.
     """
+    path, deadline = folder / MODEL_CONFIG, monotonic() + patience_s
+    while True:
+        try:
+            return _write_search(folder, change)
+        except FileBusyError:
+            if monotonic() >= deadline:
+                raise CheckpointError(
+                    f"{path}: the search settings cannot be written, as another "
+                    "process is writing this file and does not end; the old ones stay. "
+                    "End that process, and write them into the file or try again."
+                ) from None
+        sleep(BUSY_SECONDS)
+
+
+def _write_search(folder: Path, change: Callable[[SearchConfig], SearchConfig]) -> None:
     path = folder / MODEL_CONFIG
     try:
         with atomic_file(path) as new:

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from safetensors.numpy import load_file, save_file
 import transduce
 from transduce.checkpoint import Checkpoint, load_model, save_model
 from transduce.errors import CheckpointError, RequestError
+from transduce.files import atomic_file
 from transduce.model.config import ModelConfig
 from transduce.model_folder import (
+    MODEL_CONFIG,
     WEIGHTS,
     ModelFolder,
     QuantizedWeight,
@@ -230,6 +233,31 @@ def test_the_search_of_a_parser_that_stores_none_is_the_papers(
     change_search(tmp_path / "parser", lambda search: replace(search, beam_size=2))
     expected = replace(PARSING_SEARCH, beam_size=2)
     assert open_model(tmp_path / "parser").search == expected
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no file this way")
+def test_a_change_of_the_search_waits_for_another_that_is_written(folder: Path) -> None:
+    path = folder / MODEL_CONFIG
+    with ThreadPoolExecutor() as pool:
+        with atomic_file(path) as new:
+            new.write_text(path.read_text())
+            waiting = pool.submit(
+                change_search, folder, lambda _: SearchConfig(beam_size=7)
+            )
+            assert not wait([waiting], timeout=0.1).done
+        waiting.result()
+    assert open_model(folder).search == SearchConfig(beam_size=7)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no file this way")
+def test_a_file_that_stays_locked_keeps_the_search_with_a_remedy(folder: Path) -> None:
+    before = (folder / MODEL_CONFIG).read_bytes()
+    message = "the old ones stay. End that process, and write them into the file or try"
+    with atomic_file(folder / MODEL_CONFIG) as new:
+        new.write_bytes(before)
+        with pytest.raises(CheckpointError, match=message):
+            change_search(folder, lambda _: SearchConfig(), patience_s=0)
+    assert (folder / MODEL_CONFIG).read_bytes() == before
 
 
 @pytest.mark.parametrize("in_fp32", [True, False])
