@@ -659,6 +659,22 @@ def test_a_name_with_a_nul_character_is_refused(call, tmp_path, monkeypatch) -> 
         call()
 
 
+@pytest.mark.parametrize(
+    ("key", "call"),
+    [
+        ("source", lambda: transduce.train(NUL, "b", "out", preset="tiny")),
+        ("target", lambda: transduce.clean("a", NUL, "out")),
+        ("dev_source", lambda: transduce.clean("a", "b", "out", dev_source=[NUL])),
+        ("teachers", lambda: transduce.distill(["m", NUL], "a", "out")),
+        ("inputs", lambda: transduce.back_translate("m", NUL, "out")),
+        ("ensemble", lambda: transduce.back_translate("m", "a", "out", ensemble=[NUL])),
+    ],
+)
+def test_an_impossible_path_is_named_by_its_argument(key, call) -> None:
+    with pytest.raises(ConfigError, match=f"^`{key}` must be "):
+        call()
+
+
 @pytest.mark.parametrize("value", [None, 3, b"model", ["model"]])
 def test_a_value_that_is_no_path_is_refused(value) -> None:
     with pytest.raises(ConfigError, match="`path` must be a path, but is "):

@@ -268,16 +268,19 @@ class CorpusStatistics:
         return self._lines.hexdigest()
 
 
-def paths_of(files: Files) -> tuple[Path, ...]:
-    """Return one file, several or none as paths; `ConfigError` for anything else."""
+def paths_of(key: str, files: Files) -> tuple[Path, ...]:
+    """Return one file, several or none as paths; `ConfigError` for anything else.
+
+    `key` is the argument that names them.
+    """
     if files is None:
         return ()
     if isinstance(files, str | PathLike):
         files = (files,)
-    return tuple(path_of("files", each) for each in _listed(files))
+    return tuple(path_of(key, each) for each in _listed(key, files))
 
 
-def _listed(files: object) -> list[str | PathLike[str]]:
+def _listed(key: str, files: object) -> list[str | PathLike[str]]:
     """Return files in their order; sets and mappings, which have none, are refused."""
     several: list[Any] = [None]
     if isinstance(files, Iterable) and not isinstance(
@@ -286,8 +289,7 @@ def _listed(files: object) -> list[str | PathLike[str]]:
         several = list(files)
     if not all(isinstance(each, str | PathLike) for each in several):
         raise ConfigError(
-            "Files must be given as one path or as a list of paths, but are given as "
-            f"{shown(files)}."
+            f"`{key}` must be one path or a list of paths, but is {shown(files)}."
         )
     return several
 

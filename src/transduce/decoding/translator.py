@@ -948,7 +948,8 @@ def load(
         The device is not available or cannot compute in the precision, the models have
         different tokenizers or languages, or they have no such target language or tag.
     """
-    first, *rest = (open_model(path_of("path", each)) for each in (path, *others))
+    first = open_model(path_of("path", path))
+    rest = [open_model(path_of("others", each)) for each in others]
     on = choose_device(device)
     number = default_processes(on) if num_processes is None else num_processes
     translator = Translator(first, on, *rest, precision=precision, num_processes=number)

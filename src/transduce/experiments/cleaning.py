@@ -99,9 +99,9 @@ def clean(
     if config is not None:
         require_config("config", config, CleaningConfig)
     files = CorpusFiles(
-        source=paths_of(source),
-        target=paths_of(target),
-        dev_source=paths_of(dev_source),
+        source=paths_of("source", source),
+        target=paths_of("target", target),
+        dev_source=paths_of("dev_source", dev_source),
     )
     if not files.source or not files.target:
         raise ConfigError("Both sides of a corpus must be given, but are not.")

@@ -315,13 +315,13 @@ def distill(
     student = with_settings(preset_named(preset), settings or {})
     require_own_tokenizer(preset, student, vocabulary)
     plan = DistillationPlan(
-        teachers=paths_of(teachers),
-        source=paths_of(source),
+        teachers=paths_of("teachers", teachers),
+        source=paths_of("source", source),
         student=student,
-        reference=paths_of(reference),
+        reference=paths_of("reference", reference),
         target_language=target_language,
-        dev_source=paths_of(dev_source),
-        dev_target=paths_of(dev_target),
+        dev_source=paths_of("dev_source", dev_source),
+        dev_target=paths_of("dev_target", dev_target),
         tests=tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests),
         vocabulary=vocabulary,
         search=search,

@@ -675,8 +675,8 @@ def back_translate(
     if search is not None:
         require_config("search", search, SearchConfig)
     folder = path_of("out", out)
-    models = (path_of("model", model), *paths_of(ensemble))
-    text = InputText(paths=paths_of(inputs))
+    models = (path_of("model", model), *paths_of("ensemble", ensemble))
+    text = InputText(paths=paths_of("inputs", inputs))
     require_share("drop_worst", drop_worst)
     if sampling is not None and sampling.number != 1:
         raise ConfigError(

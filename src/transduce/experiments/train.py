@@ -128,10 +128,10 @@ def train(
         The device is not available.
     """
     files = CorpusFiles(
-        source=paths_of(source),
-        target=paths_of(target),
-        dev_source=paths_of(dev_source),
-        dev_target=paths_of(dev_target),
+        source=paths_of("source", source),
+        target=paths_of("target", target),
+        dev_source=paths_of("dev_source", dev_source),
+        dev_target=paths_of("dev_target", dev_target),
     )
     observers = checked_observers(observers)
     require_flag("overwrite", overwrite)

@@ -284,6 +284,14 @@ def test_a_language_or_tag_that_is_no_string_is_refused(
         translator.with_tag(3)
 
 
+def test_a_nul_character_in_the_path_of_another_model_names_others(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    save_model(trained_checkpoint, tmp_path / "model")
+    with pytest.raises(ConfigError, match="^`others` must be the name of a file"):
+        load(tmp_path / "model", "a\0b")
+
+
 def test_a_pickled_translator_opens_its_folders_again(
     trained_checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
