@@ -27,9 +27,10 @@ def test_a_model_is_exported_with_its_proof(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     out = succeeds("export", model, "--to", "ctranslate2", "--out", tmp_path / "out")
-    first, second = out.splitlines()
+    first, second, third = out.splitlines()
     assert first == f"The model for CTranslate2 is in {tmp_path}/out."
     assert second.startswith("Proof: ")
+    assert third.startswith("A folder for CTranslate2 has no settings of search; give")
     assert (tmp_path / "out" / "model.bin").is_file()
 
 

@@ -17,6 +17,8 @@ from transduce.text.vocabulary import own_language_tag
 Target = Literal["ctranslate2", "marian", "marian-npz", "onnx"]
 MODULES = {"marian": "marian_export", "marian-npz": "marian_npz_export"}
 """Modules of `transduce.interop` with another name than the target."""
+WITHOUT_SEARCH = ("ctranslate2", "onnx")
+"""Targets whose folders have no settings of search."""
 NUM_SENTENCES = 6
 """Number of sentences of the built-in grammar."""
 UNUSUAL_TEXT = "¿Ω  中文 <s> </s>\t🙂 e\u0301x 12.000?"
@@ -63,7 +65,7 @@ def export(
     checkpoint = load_model(model)
     sentences = proof_sentences(sample, checkpoint.source_language)
     with packages_for(f"Export to {to}", "export"):
-        from transduce.interop.export import ProofError
+        from transduce.interop.export import ProofError, lost_search
 
         target = import_module(f"transduce.interop.{MODULES.get(to, to)}")
         try:
@@ -72,11 +74,14 @@ def export(
             raise type(error)(f"{model}: {error}") from None
     print(f"The model for {target.TARGET} is in {out}.")
     print(f"Proof: {proof}.")
+    if to in WITHOUT_SEARCH:
+        print(lost_search(target.TARGET, checkpoint))
     if tags := checkpoint.tokenizer.language_tags:
         tag = own_language_tag(checkpoint.target_language, tags) or tags[0]
         print(
-            f"The model has several target languages: for {target.TARGET} write a tag "
-            f"such as {tag} before each source, as none is put there."
+            "In training, each source begins with a tag of the target language: for "
+            f"{target.TARGET} write a tag such as {tag} before each source, as none is "
+            "put there."
         )
 
 

@@ -50,7 +50,6 @@ from transduce.interop.export import (
     require_plain_attention,
     require_short,
     require_text,
-    warn_of_lost_search,
 )
 from transduce.interop.portable_tokenizer import portable_pieces, write_portable
 from transduce.model.embedding import sinusoids
@@ -101,7 +100,6 @@ def export(
             chosen = partial(exported.greedy_ids, max_length=MAX_LENGTH)
             among = partial(shortlist.candidates, base=shortlist.base())
             prove_choices(chosen, checkpoint, sentences, among)
-        warn_of_lost_search(TARGET, checkpoint)
         return proof
 
 

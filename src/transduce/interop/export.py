@@ -149,19 +149,24 @@ def differences(search: SearchConfig, written: SearchConfig) -> list[str]:
     ]
 
 
-def warn_of_lost_search(target: str, checkpoint: Checkpoint) -> None:
-    """Warn of the model's settings of search, for a folder that has none."""
-    search, usual = checkpoint.search or SearchConfig(), SearchConfig()
-    if names := differences(search, usual):
-        lost = ", ".join(
-            f"`search.{name}` = {shown_json(getattr(search, name))}" for name in names
-        )
-        warnings.warn(
-            f"A folder for {target} has no settings of search, so these of the model "
-            f"are not in it: {lost}; give their like to the program that translates.",
-            TransduceWarning,
-            stacklevel=3,
-        )
+def lost_search(target: str, checkpoint: Checkpoint) -> str:
+    """Return the sentence about the model's search, for a folder that has none.
+
+    It names beam size and length penalty even if they are the defaults here, as those
+    of another program may differ, and other settings that differ from the defaults.
+    """
+    search = checkpoint.search or SearchConfig()
+    names = ["beam_size"]
+    if search.beam_size > 1:
+        names += ["penalty", "length_penalty"]
+    names += (n for n in differences(search, SearchConfig()) if n not in names)
+    settings = ", ".join(
+        f"`search.{name}` = {shown_json(getattr(search, name))}" for name in names
+    )
+    return (
+        f"A folder for {target} has no settings of search; give the corresponding "
+        f"options to the program that translates: {settings}."
+    )
 
 
 def warn_of_lost_shortlist(target: str, checkpoint: Checkpoint) -> None:

@@ -33,7 +33,6 @@ from transduce.interop.export import (
     prove,
     require_short,
     require_text,
-    warn_of_lost_search,
     warn_of_lost_shortlist,
 )
 from transduce.interop.portable_tokenizer import write_portable
@@ -71,7 +70,6 @@ def export(
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)
         proof = prove(_Exported(new), tokenizer, checkpoint, sentences)
-        warn_of_lost_search(TARGET, checkpoint)
         warn_of_lost_shortlist(TARGET, checkpoint)
         return proof
 

@@ -20,7 +20,14 @@ from transduce.decoding.translator import Translator
 from transduce.errors import DataError, RequestError, TransduceWarning
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import export as export_module
-from transduce.interop.export import GreedyOutput, ProofError, prove, require_short
+from transduce.interop.export import (
+    GreedyOutput,
+    ProofError,
+    lost_search,
+    prove,
+    require_short,
+    warn_of_lost_shortlist,
+)
 from transduce.interop.marian_npz_import import import_marian
 from transduce.interop.onnx import EncoderGraph
 from transduce.interop.portable_tokenizer import portable_tokenizer
@@ -37,6 +44,7 @@ SENTENCES = ["one two three", "eight  seven\tfour — 中文 é </s> <pad> 🙂"
 LINES = ["The dog runs.", "A cat sees the old house.", "naïve 中文 the the"]
 LIKE_MARIAN = {"activation": "silu", "output_bias": True, "decoder_layers": 1}
 TARGETS = ("ctranslate2", "marian", "onnx")
+PAPERS_PENALTY = '`search.penalty` = "gnmt", `search.length_penalty` = 0.6'
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore"),  # raised by the libraries
@@ -194,22 +202,38 @@ def test_the_character_that_stands_for_spaces_may_be_in_a_piece():
     assert portable_tokenizer(unknown, SPACE).decode(spelled) == "a\u2581b"
 
 
-def test_settings_of_search_that_a_folder_has_no_place_for_are_reported(
-    trained_checkpoint, tmp_path
+@pytest.mark.parametrize(
+    ("search", "settings"),
+    [
+        (None, f"`search.beam_size` = 4, {PAPERS_PENALTY}"),
+        (SearchConfig(beam_size=1), "`search.beam_size` = 1"),
+        (
+            SearchConfig(beam_size=6, no_repeat_ngram=3, bad_words=((7, 8),)),
+            f"`search.beam_size` = 6, {PAPERS_PENALTY}, `search.no_repeat_ngram` = 3, "
+            "`search.bad_words` = [[7, 8]]",
+        ),
+    ],
+)
+def test_a_folder_without_settings_of_search_is_told_with_those_of_the_model(
+    trained_checkpoint, search, settings
 ):
-    search = SearchConfig(beam_size=6, no_repeat_ngram=3, bad_words=((7, 8),))
-    lost = (
-        "these of the model are not in it: `search.beam_size` = 6, "
-        "`search.no_repeat_ngram` = 3, `search.bad_words` = [[7, 8]]; give"
+    said = lost_search("ONNX", replace(trained_checkpoint, search=search))
+    assert said == (
+        "A folder for ONNX has no settings of search; give the corresponding options "
+        f"to the program that translates: {settings}."
     )
-    with pytest.warns(TransduceWarning, match=re.escape(lost)):
-        export(
-            "ctranslate2", replace(trained_checkpoint, search=search), tmp_path / "a"
-        )
+
+
+@pytest.mark.parametrize("target", ["ONNX", "Hugging Face Marian"])
+def test_a_lost_shortlist_is_reported(target, trained_checkpoint, corpus):
+    tokenizer = trained_checkpoint.tokenizer
+    pairs = encode_pairs(zip(*corpus, strict=True), tokenizer)
+    shortlist = learn_shortlist(pairs, tokenizer, frequent=2, per_piece=1)
+    with pytest.warns(TransduceWarning, match=f"A folder for {target} has no shortli"):
+        warn_of_lost_shortlist(target, replace(trained_checkpoint, shortlist=shortlist))
     with warnings.catch_warnings():
         warnings.simplefilter("error", TransduceWarning)
-        usual = replace(trained_checkpoint, search=SearchConfig())
-        export("ctranslate2", usual, tmp_path / "b")
+        warn_of_lost_shortlist(target, trained_checkpoint)
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
