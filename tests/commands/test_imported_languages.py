@@ -59,16 +59,18 @@ def test_languages_and_tags_of_corpora_come_back_from_hugging_face(
     save_model(changed, tmp_path / "model")
     options = ("--to", "marian", "--sample", sample, "--out", tmp_path / "marian")
     said = command("export", tmp_path / "model", *options).out
-    assert "for Hugging Face Marian write a tag such as >>fra<< before each" in said
+    assert "each source begins with a tag of the target language: for Hugging" in said
+    assert "Face Marian write a tag such as >>fra<< before each source" in said
     import_model(tmp_path / "marian", tmp_path / "again", ["The dog runs."])
     again = load_model(tmp_path / "again")
     assert again.target_language == "fr"
     assert again.tokenizer.corpus_tags == ("<bt>",)
-    folders.change_settings(
-        tmp_path / "marian" / "tokenizer_config.json", corpus_tags=["<law>"]
-    )
-    with pytest.raises(CheckpointError, match="`corpus_tags` must be a list of tags"):
-        import_model(tmp_path / "marian", tmp_path / "other", ["The dog runs."])
+    for wrong in (["<law>"], "<bt>", [">>fra<<"], [["<bt>"]]):
+        folders.change_settings(
+            tmp_path / "marian" / "tokenizer_config.json", corpus_tags=wrong
+        )
+        with pytest.raises(CheckpointError, match="`corpus_tags` must be a list of "):
+            import_model(tmp_path / "marian", tmp_path / "other", ["The dog runs."])
 
 
 @pytest.mark.parametrize(

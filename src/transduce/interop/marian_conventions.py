@@ -1,7 +1,6 @@
 """Conventions and checks for Marian's models in its own format and Hugging Face's."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Int64
@@ -11,7 +10,7 @@ from transduce.errors import CheckpointError
 from transduce.settings import shown
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer
-from transduce.text.vocabulary import find_language_tag
+from transduce.text.vocabulary import corpus_tags, find_language_tag
 
 NEVER = -1e4
 """Bias that gives a token zero probability in any precision."""
@@ -42,17 +41,16 @@ def with_corpus_tags(
 ) -> SentencePieceTokenizer:
     """Return a tokenizer with the tags of corpora that an export has kept.
 
-    Raises `CheckpointError`, which names their place, unless they are tags of the
-    vocabulary.
+    Raises `CheckpointError`, which names their place, unless they are a list of such
+    tags of the vocabulary. Tags of languages are none.
     """
-    names: list[Any] = tags if isinstance(tags, list) else [tags]
-    for name in names:
-        if not isinstance(name, str) or tokenizer.tag_id(name) is None:
-            raise CheckpointError(
-                f"{place} must be a list of tags in the vocabulary, such as <bt>, but "
-                f"is {shown(tags)}."
-            )
-    return tokenizer.trained_with(names)
+    known = corpus_tags(tokenizer.vocabulary)
+    if not isinstance(tags, list) or any(tag not in known for tag in tags):
+        raise CheckpointError(
+            f"{place} must be a list of tags of corpora in the vocabulary, such as "
+            f"<bt>, but is {shown(tags)}."
+        )
+    return tokenizer.trained_with(tags)
 
 
 def require_finite(weight: Tensor, name: str, path: Path) -> None:

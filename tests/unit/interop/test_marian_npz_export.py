@@ -138,7 +138,7 @@ def test_what_marian_has_no_options_for_comes_back(
     ("option", "value", "message"),
     [
         ("transduce-target-language", "no such", "A language must be a BCP 47 tag"),
-        ("transduce-corpus-tags", '["<bt>"]', "must be a list of tags in the vocab"),
+        ("transduce-corpus-tags", '["<bt>"]', "must be a list of tags of corpora in"),
         ("transduce-dropout", 2, "`model.dropout` must be at least 0 and below 1"),
         ("transduce-dropout", "much", "`transduce-dropout` must be a number, but is"),
     ],
