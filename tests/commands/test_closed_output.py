@@ -72,13 +72,14 @@ def test_training_goes_on_when_its_reader_has_ended(
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    reader = Thread(target=read_first_line, args=(pipe,))
+    # Opening the pipe waits for a writer, which never comes if the training fails.
+    reader = Thread(target=read_first_line, args=(pipe,), daemon=True)
     reader.start()
     ended = server.run(
         PROGRAM, *training[2:], output=pipe, errors=pipe if has_both else None
     )
-    reader.join()
     assert (ended.returncode, ended.stderr) == (0, told)
+    reader.join()
     assert is_finished(tmp_path / "run")
 
 
@@ -139,7 +140,8 @@ for option in ("--json", "--out=-", f"--out={page}"):
     child = os.fork()
     if child == 0:
         sys.exit(main([*words, option]))
-    os.waitpid(child, 0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 2
 """
 
 
@@ -147,6 +149,7 @@ def test_only_a_result_on_standard_output_needs_it_open(tmp_path: Path) -> None:
     looks = ("attention", str(tmp_path / "missing"), "--source", "one")
     page = str(tmp_path / "page.html")
     ended = shell('"$@" >&-', sys.executable, "-c", EACH, *looks, page)
+    assert ended.returncode == 0, ended.stderr
     in_json, as_dash, in_a_file = ended.stderr.splitlines()
     assert "Standard output must be open" in in_json
     assert "Standard output must be open" in as_dash
