@@ -1,4 +1,4 @@
-"""`transduce split`: training, development and test text from one corpus."""
+"""`transduce split`: training, dev and test text from one corpus."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def split(
     seed: int = 1,
     force: Force = False,
 ) -> None:
-    """Split a parallel corpus into training, development and test text.
+    """Split a parallel corpus into training, dev and test text.
 
     Pairs are selected at random by their source; all pairs with the same source stay
     together, so that no held-out source is also in training.
@@ -47,7 +47,7 @@ def split(
         Folder of the files: train.en, train.de, dev.en, ..., with the endings of the
         languages if known, otherwise .source and .target.
     dev
-        Number of development pairs; by default one in a hundred, at least 200 and at
+        Number of dev pairs; by default one in a hundred, at least 200 and at
         most 2,000.
     test
         Number of test pairs; by default there is no test text.
