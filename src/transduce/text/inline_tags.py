@@ -10,6 +10,7 @@ import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 
 import numpy as np
@@ -27,9 +28,14 @@ UNIT = re.compile(
     rf"|[{PUNCTUATION}]"
 )
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
-SPACED = re.compile(r"\w|[^\w\s](?=\w)")
-"""Pattern of text that a space can come before: a word, also in quotes or brackets."""
+WIDE_MARKS = "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
+"""Marks of Chinese and Japanese, as wide as a mark with its space."""
 UNSPACED_UNIT = re.compile(f"[{UNSPACED}]")
+UNSPACED_SIGN = re.compile(f"[{UNSPACED}{WIDE_MARKS}]")
+CLOSERS = ".,;:!?…)]}\"'\u2018\u2019\u201c\u201d»›\u060c\u061b\u061f\u0964\u06d4"
+WIDE_CLOSERS = "、。〉》」』】〕〗！），．：；？］｝｡｣､"
+CLOSING_MARKS = re.compile(rf"[{re.escape(CLOSERS)}]+(?!\S)|[{WIDE_CLOSERS}]")
+"""Pattern of marks that no space precedes, as they close a part of a sentence."""
 
 JOINERS = "\u1039\u17d2\u200d"
 """Characters that join the next one to the one before: stackers of Burmese and Khmer,
@@ -239,7 +245,10 @@ class _Placed:
 
 def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
     element, (at, end) = placed.element, placed.span
-    if element.is_spaced and _needs_space(translation[:at], parts):
+    needs_space = (
+        _needs_spaces(translation, at) if element.is_spaced else (False, False)
+    )
+    if needs_space[0] and next(filter(None, reversed(parts))) != " ":
         parts.append(" ")
     parts.append(element.opening)
     if not element.is_copied:
@@ -249,15 +258,39 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
             at = child.span[1]
         parts.append(escape(translation[at:end], quote=False))
     parts.append(element.closing)
-    if element.is_spaced and SPACED.match(translation, end):
+    if needs_space[1]:
         parts.append(" ")
 
 
-def _needs_space(before: str, parts: Sequence[str]) -> bool:
-    """Return whether the text before an element, and what is written, lack a space."""
-    if not before or before[-1].isspace():
-        return False
-    return next(filter(None, reversed(parts))) != " "
+def _needs_spaces(text: str, at: int) -> tuple[bool, bool]:
+    """Return whether a spaced element at a place needs a space before and after it."""
+    if not _is_spaced_place(text, at, _final_marks(text)):
+        return False, False
+    before, after = text[max(at - 1, 0) : at], text[at : at + 1]
+    closes = not before.isspace() and CLOSING_MARKS.match(text, at)
+    return (
+        before != "" and not before.isspace(),
+        after != "" and not after.isspace() and not closes,
+    )
+
+
+def _is_spaced_place(text: str, at: int, final_marks: int) -> bool:
+    """Return whether an element at a place may have space on both sides.
+
+    The space must tear no word apart: there is space already, or an end of the text, or
+    a script without spaces.
+    """
+    around = text[max(at - 1, 0) : at + 1]
+    return (
+        at in (0, final_marks, len(text))
+        or any(map(str.isspace, around))
+        or UNSPACED_SIGN.search(around) is not None
+    )
+
+
+def _final_marks(text: str) -> int:
+    """Return where the marks at the end of a text begin."""
+    return len(text.rstrip(CLOSERS))
 
 
 class _Placement:
@@ -296,6 +329,8 @@ class _Placement:
         """Return the span of an element without regard to its siblings."""
         if element.start == element.end:
             at = self._point(element.start)
+            if element.is_spaced:
+                at = min(self._spaced_places, key=lambda place: abs(place - at))
             return at, at
         span = self._around_words(element)
         if span is None:
@@ -308,6 +343,15 @@ class _Placement:
             instead = (span[0], span[0]) if is_inserted else span
             return self._same_text(element, span, within) or instead
         return self._with_spaces(element, span)
+
+    @cached_property
+    def _spaced_places(self) -> list[int]:
+        """Places in the translation beside which space may stand."""
+        text = self._translation
+        edges = {0, len(text)}.union(*self._links.target)
+        final = _final_marks(text)
+        edges.add(final)
+        return sorted(each for each in edges if _is_spaced_place(text, each, final))
 
     def _around_words(self, element: Element) -> Span | None:
         """Return the span of the words that come from the element's, without strays."""

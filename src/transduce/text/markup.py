@@ -67,10 +67,13 @@ RAW_TEXT = frozenset({
 })  # fmt: skip
 """Elements whose content is not markup; only the title's is translated."""
 RUBY = frozenset({"rp", "rt", "rtc"})
-"""Readings above the characters of a `ruby`, which repeat its text in another script.
-Their end tags may be left out."""
+"""Readings above the characters of a `ruby`: its text in another script."""
+RUBY_PARTS = RUBY | {"rb"}
+"""Parts of a `ruby` whose end tags may be left out: readings, and characters."""
 UNREADABLE = RAW_TEXT | RUBY | {"template", "object", "canvas", "svg", "math"}
 """Elements whose text does not belong to the sentence around them."""
+HIDDEN = RUBY_PARTS | {"", "noembed", "noscript", "script", "style", "template", "wbr"}
+"""Names of elements that show nothing where they stand; comments have none."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
 HTML_ENCODINGS = ("text/html", "application/xhtml+xml")
@@ -122,6 +125,12 @@ class _Open:
     is_raw: bool = False
     is_in_select: bool = False
     """Whether it is within a `select`, in which older parsers ignore tags."""
+    is_in_ruby: bool = False
+
+    @property
+    def ends_with_next(self) -> bool:
+        """Whether it ends without a tag where the next part of its `ruby` begins."""
+        return self.is_in_ruby and self.name in RUBY_PARTS
 
 
 class Source:
@@ -222,12 +231,13 @@ class _Reader:
                 yield _Tag(span.start_offset, span.end_offset, is_end, number)
 
     def _close_ended(self, number: int, place: int) -> bool:
-        """Close elements that do not contain a new one; return whether any are
-        closed."""
-        depth = len(self._stack)
+        """Close elements that do not contain a new one; return whether any of them
+        needs an end tag."""
+        needs_tag = False
         while self._stack and not self._is_within(number, self._stack[-1].number):
+            needs_tag |= not self._stack[-1].ends_with_next
             self._pop(place)
-        return len(self._stack) < depth
+        return needs_tag
 
     def _is_within(self, number: int, outer: int) -> bool:
         return outer < number <= self._last[outer]
@@ -237,7 +247,7 @@ class _Reader:
         was_copied = self._copied_from is not None
         popped = self._stack.pop()
         self._open_numbers.discard(popped.number)
-        self._is_copy_nested &= is_tag or popped.name in RUBY
+        self._is_copy_nested &= is_tag or popped.ends_with_next
         self._has_left_foreign |= popped.is_foreign and not is_tag
         self._has_dangling |= popped.name in FORMATTING and not is_tag
         if was_copied and self._is_translated:
@@ -258,7 +268,8 @@ class _Reader:
             self._stack.append(opened)
             self._open_numbers.add(opened.number)
         if outer and opened.is_translated:
-            kind: PieceKind = "empty" if is_void else "start"
+            has_end = not (is_void or (opened.ends_with_next and _has_no_end(element)))
+            kind: PieceKind = "start" if has_end else "empty"
             self._add_tag(kind if is_nested else "block", tag, opened.name)
         elif outer and is_void:
             self._add_tag("empty", tag, opened.name)
@@ -274,7 +285,7 @@ class _Reader:
             return
         is_nested = True
         while self._stack[-1].number != tag.number:
-            is_nested &= self._stack[-1].name in RUBY
+            is_nested &= self._stack[-1].ends_with_next
             self._pop(tag.start)
         if self._copied_from is None:
             self._add_tag("end" if is_nested else "block", tag, name)
@@ -296,10 +307,13 @@ class _Reader:
         is_in_select = outer is not None and (
             outer.is_in_select or outer.name == "select"
         )
+        is_in_ruby = outer is not None and (outer.is_in_ruby or outer.name == "ruby")
         is_title = name == "title" and not (is_in_select or self._has_left_foreign)
         is_hidden = name == "template" or (is_raw and not is_title)
         # A formula's annotation is a second form of it, as a reading is of a word.
-        is_code = name == "annotation-xml" or (name in CODE | RUBY and not is_foreign)
+        is_code = name == "annotation-xml" or (
+            not is_foreign and (name in CODE or (name in RUBY and is_in_ruby))
+        )
         is_readable = self._translate_attribute(element, tag)
         if is_readable is None:
             is_readable = not is_code and (outer is None or outer.is_readable)
@@ -312,6 +326,7 @@ class _Reader:
             is_foreign=is_foreign,
             is_raw=is_raw,
             is_in_select=is_in_select,
+            is_in_ruby=is_in_ruby,
         )
 
     def _is_void(self, element: HtmlElement, tag: _Tag, opened: _Open) -> bool:
@@ -319,7 +334,8 @@ class _Reader:
         if element.namespace is Namespace.HTML:
             return element.tag in VOID and not opened.is_foreign
         is_closed = self._html.endswith("/>", tag.start, tag.end)
-        return is_closed and not element.children
+        # An unquoted attribute may end in the slash, as in `<svg class=icon/></svg>`.
+        return is_closed and not element.children and _has_no_end(element)
 
     def _translate_attribute(self, element: HtmlElement, tag: _Tag) -> bool | None:
         """Whether the element's attributes allow translation; None without any."""
@@ -391,6 +407,12 @@ class _Reader:
         for token in turbohtml.tokenize(text, capture_source=True):
             last = token
         return last is not None and last.source == NOSCRIPT_PROBE
+
+
+def _has_no_end(element: HtmlElement) -> bool:
+    """Whether the source has no end tag of an element."""
+    location = element.source_location
+    return location is None or location.end_tag is None
 
 
 def _contains_html(element: HtmlElement) -> bool:
@@ -602,10 +624,20 @@ class _Block:
         if not text.strip(SPACES):
             if self.parts and not self.parts[-1].endswith(" "):
                 self._append(" ", start, end)
-            elif self.parts and self.tags and self.tags[-1].end == start:
-                self.spaced.add(self.tags[-1].start)
+            elif self.parts and (shown := self._shown_before(start)) is not None:
+                self.spaced.add(shown.start)
             return
         self._append(text, start, end)
+
+    def _shown_before(self, end: int) -> Piece | None:
+        """Last tag of those before a place, but for hidden elements."""
+        for tag in reversed(self.tags):
+            if tag.end != end:
+                return None
+            if tag.name not in HIDDEN:
+                return tag
+            end = tag.start
+        return None
 
     def _append(self, text: str, start: int, end: int) -> None:
         self.starts.append(self.length)
@@ -913,7 +945,9 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
         elif start.name == tag.name:
             levels.pop()
             whole = _element(start, tag.at, children, closing=tag.source)
-            is_spaced = tag.is_spaced and whole.start == whole.end
+            # An anchor without content shows nothing.
+            is_shown = start.name != "a" or whole.children
+            is_spaced = tag.is_spaced and whole.start == whole.end and bool(is_shown)
             levels[-1][1].append(replace(whole, is_spaced=is_spaced))
         else:
             return None

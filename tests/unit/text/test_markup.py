@@ -184,6 +184,9 @@ def test_tags_do_not_part_a_vowel_sign_from_its_consonant() -> None:
         ("A <svg/> dog and <math><mi>no</mi><mspace/></math> b", ["A dog and b"]),
         ("A <svg a=b/>no</svg> dog", ["A dog"]),
         ("<ruby>漢<rp>(</rp><rt>no</rt><rp>)</rp>字<rt>no</rt></ruby> a", ["漢字 a"]),
+        ("<ruby><rb>漢<rt>no<rb>字<rt>no</ruby> dog. B", ["漢字 dog.", "B"]),
+        ("A <rt>word alone</rt> here", ["A word alone here"]),
+        ("Hi <svg class=icon/></svg> you. B", ["Hi you.", "B"]),
         ("The <ruby>漢<rp>(<rt>no<rp>)</ruby> text. B", ["The 漢 text.", "B"]),
     ],
 )
@@ -211,6 +214,9 @@ def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> N
         "A dog <img> <img> runs <i class=icon></i> fast.",
         'A <a href=x><img></a> dog <img> "runs" <img> (fast).',
         "<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> is text.",
+        "<ruby><rb>漢<rt>kan<rb>字<rt>ji</ruby> is text.",
+        "Enter <input> € now <input> + <input> or <img> → (“yes”) <img> (“no”).",
+        "A <img> &amp; bye <svg class=icon/></svg> now <img> .net.",
     ],
 )
 def test_joining_the_source_text_restores_the_document(html: str) -> None:
@@ -237,9 +243,31 @@ def test_white_space_in_a_block_is_one_space() -> None:
         ("Click here <img> now.", "Klicken.", "Klicken <img>."),
         ("Click <img> now here.", "Klick", "<img> Klick"),
         ("Click <img>here.", "Hier klicken.", "Hier <img>klicken."),
+        ("Click <img> here please.", "Don't click.", "Don't <img> click."),
+        ("Click <img> here please.", "l'ami ici.", "<img> l'ami ici."),
+        ("Click <img> here.", "COVID-19-Test.", "<img> COVID-19-Test."),
+        ("<i>A</i> <img> <b>b</b> c", "x-y-z", "<i>x-</i><img><b>y</b>-z"),
+        ("Click <img><!-- c --> here.", "单击这里。", "单击 <img> <!-- c -->这里。"),
+        ("Now <img> click (it).", "请（点）。", "请 <img> （点）。"),
     ],
 )
 def test_a_picture_with_space_around_it_keeps_it_in_the_translation(
+    html: str, translation: str, expected: str
+) -> None:
+    assert join_html(split_html(html, "en"), [translation]) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("A <!-- c --> dog runs.", "狗跑。", "狗<!-- c -->跑。"),
+        ("A <wbr> dog runs.", "狗跑。", "狗<wbr>跑。"),
+        ("A <script>x</script> dog runs.", "狗跑。", "狗<script>x</script>跑。"),
+        ("A <a name=x></a> dog runs.", "狗跑。", "狗<a name=x></a>跑。"),
+        ("Open <a name=x></a> file.", "Datei-öffnen.", "Datei<a name=x></a>-öffnen."),
+    ],
+)
+def test_an_element_that_shows_nothing_adds_no_space(
     html: str, translation: str, expected: str
 ) -> None:
     assert join_html(split_html(html, "en"), [translation]) == expected
