@@ -258,7 +258,7 @@ def native(model: Path) -> None:
 
 @pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("name", WORKING)
-def test_a_command_puts_out_the_same_without_extras(
+def test_a_command_outputs_the_same_without_extras(
     succeeds: Callable[..., str],
     without_extras: ForkServer,
     places: dict[str, Path],

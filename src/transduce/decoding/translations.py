@@ -60,7 +60,7 @@ class TranslationHypothesis:
     log_probability: float
     """Natural logarithm of the probability of the tokens, the end token included."""
     tokens: tuple[str, ...]
-    """Tokens as the model put them out; the first token of a word begins with a space.
+    """Generated tokens; the first token of a word begins with a space.
     Unknown words, which the text has replaced, are `<unk>`."""
     token_log_probabilities: tuple[float, ...]
     """Log-probability of each token and, unless the length limit cut the translation

@@ -61,6 +61,7 @@ from transduce.text.splitting import (
     split_text,
 )
 from transduce.text.tokenizer import tagged
+from transduce.text.vocabulary import find_corpus_tag
 
 if TYPE_CHECKING:
     from transduce.analysis.sentence_attention import PairAttention
@@ -324,8 +325,11 @@ class Endpoints:
         queue = model.queue
         deadline = queue.deadline()
         await queue.require_short(message.texts, deadline)
-        translator = _with_tag(model, message.tag)
+        if message.tag is not None:
+            find_corpus_tag(message.tag, queue.translator.tokenizer.corpus_tags)
         attend = await self._loaded(model, deadline)
+        # Only now, as a copy of the translator shares what is loaded.
+        translator = _with_tag(model, message.tag)
         work = partial(attend, translator, source, message.target)
         found = await while_connected(request, queue.run(work, deadline))
         # Up to a million numbers: formatting them would block the event loop.
@@ -339,6 +343,10 @@ class Endpoints:
         a thread of its own, they would keep other requests from the event loop's few.
         """
         loading = self._loading.get(model.name)
+        if loading is not None and loading.done() and loading.exception() is None:
+            if time.monotonic() >= deadline.at:
+                raise deadline.overdue_error()
+            return loading.result()
         if loading is None or loading.done():
             loading = in_own_thread(partial(_load_attention, model.queue.translator))
             self._loading[model.name] = loading

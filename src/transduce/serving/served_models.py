@@ -400,7 +400,7 @@ def _joined_document(
 ) -> TranslatedDocument:
     """Join a document from the next results of its sentences.
 
-    `texts` are the translations as the model has put them out, which decide on spaces;
+    `texts` are the translations as the model generated them, which decide on spaces;
     `written` has them in the format of the document.
     """
     num_sentences = sum(each.is_sentence for each in segments)

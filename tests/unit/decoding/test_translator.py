@@ -623,7 +623,7 @@ def test_lines_are_independent_only_where_the_native_library_decodes(
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_model_that_puts_out_nan_is_refused(
+def test_a_model_that_outputs_nan_is_refused(
     trained_checkpoint: Checkpoint, beam_size: int
 ) -> None:
     weights = {name: w * math.nan for name, w in trained_checkpoint.weights.items()}

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.torch_model import TorchModel, prepare
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.model.config import ModelConfig
@@ -117,6 +119,26 @@ def with_tags(checkpoint: Checkpoint, own: str | None, *tags: str) -> Checkpoint
         tokenizer=tokenizer,
         target_language=own,
     )
+
+
+def test_requests_with_a_tag_share_the_model_in_pytorch(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = list[TorchModel]()
+
+    def counted(*arguments: Any) -> TorchModel:
+        prepared.append(prepare(*arguments))
+        return prepared[-1]
+
+    monkeypatch.setattr("transduce.decoding.torch_model.prepare", counted)
+    body = {"source": TEXT[0], "target": TEXT[1], "target_language": "de"}
+    model = served(with_tags(checkpoint, "de", ">>de<<", "<law>"), "many")
+    with running([model]) as server:
+        for tag in ("law", "<law>", None):
+            answer = server.post("/v1/attention", body | {"tag": tag})
+            assert answer.status == 200
+        assert len(prepared) == 1
+        assert server.post("/v1/attention", body | {"tag": "news"}).status == 400
 
 
 @pytest.mark.parametrize(
