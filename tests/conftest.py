@@ -22,6 +22,7 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 # Read when Triton is imported: without a GPU its kernels are interpreted.
 if not torch.cuda.is_available():
@@ -66,6 +67,13 @@ NUMBERS = {
     "eight": "acht",
 }
 IdPairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+# A busy machine is no failure.
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -134,7 +134,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(seed: int, alpha: float) ->
     alpha=st.sampled_from(ALPHAS),
     max_length=st.integers(1, 5),
 )
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, derandomize=True, database=None)
 def test_early_stopping_keeps_the_best_hypothesis(
     seed: int, beam_size: int, alpha: float, max_length: int
 ) -> None:
@@ -235,7 +235,7 @@ def test_greedy_search_takes_the_likeliest_word_at_each_step(max_length: int) ->
 
 
 @given(seed=st.integers(0, 10_000), alpha=st.sampled_from(ALPHAS))
-@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@settings(max_examples=40, derandomize=True, database=None)
 def test_a_beam_of_one_or_of_all_is_never_worse_than_greedy_search(
     seed: int, alpha: float
 ) -> None:

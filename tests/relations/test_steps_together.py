@@ -164,7 +164,7 @@ def assert_alike(
     prefix=st.sampled_from([0, 2, 3]),
     most_rows=st.sampled_from([1, 60, 1024]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_several_steps_in_one_call_find_what_single_steps_find(
     ready, config, seed, longest, prefix, most_rows
 ):

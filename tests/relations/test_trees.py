@@ -21,8 +21,7 @@ from transduce.trees.linearization import (
 )
 from transduce.trees.trees import Tree, normalized, parse_tree, read_trees
 
-unhurried = settings(deadline=None)
-thoroughly = settings(deadline=None, max_examples=500)
+thoroughly = settings(max_examples=500)
 LABELS = ["S", "NP", "VP", "TOP"]
 TAGS = ["NN", "DT", ",", ".", "``", "-LRB-"]
 words = st.text(
@@ -66,20 +65,17 @@ symbols = st.one_of(
 )
 
 
-@unhurried
 @given(trees)
 def test_a_tree_that_is_written_is_read_again(tree: Tree) -> None:
     assert parse_tree(str(tree)) == tree
     assert list(read_trees([str(tree)] * 2, "trees")) == [tree, tree]
 
 
-@unhurried
 @given(trees)
 def test_normalisation_is_idempotent(tree: Tree) -> None:
     assert normalized(tree) == tree
 
 
-@unhurried
 @given(trees, styles)
 def test_a_tree_is_restored_from_its_symbols(tree: Tree, name: str) -> None:
     style = STYLES[name]
@@ -91,7 +87,6 @@ def test_a_tree_is_restored_from_its_symbols(tree: Tree, name: str) -> None:
         assert found.tree == tree
 
 
-@unhurried
 @given(trees, styles)
 def test_a_restored_tree_has_a_score_of_100(tree: Tree, name: str) -> None:
     style = STYLES[name]
@@ -101,7 +96,6 @@ def test_a_restored_tree_has_a_score_of_100(tree: Tree, name: str) -> None:
     assert counts.status != "error"
 
 
-@unhurried
 @given(st.lists(trees, min_size=1, max_size=3), styles)
 def test_symbols_can_be_read_from_their_spellings(
     forest: list[Tree], name: str
@@ -127,7 +121,6 @@ def test_any_symbols_and_words_make_a_tree_over_these_words(
         assert normalized(tree) == tree
 
 
-@unhurried
 @given(trees, styles, st.integers(0, 3))
 def test_the_automaton_accepts_every_tree(tree: Tree, name: str, spare: int) -> None:
     symbols = linearize(tree, STYLES[name])
