@@ -530,18 +530,23 @@ def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str,
 
 def _end_of(command: list[str], log: int, seconds: float) -> str:
     """Run a process with a time limit, and kill its children; returns its state."""
+    from transduce.processes import signals_held
+
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, stdout=log, stderr=log, env=environment, start_new_session=True
-    )
+    process: subprocess.Popen[bytes] | None = None
     try:
+        with signals_held():  # between the start of the process and its name here
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
         code = process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         return f"exceeded its time of {seconds:.0f} s"
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return SUCCEEDED if code == 0 else f"failed with exit code {code}"
 
 

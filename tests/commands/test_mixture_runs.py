@@ -109,5 +109,5 @@ def test_a_model_that_does_not_fit_in_memory_is_refused(
         *("train", "--preset", "moe-en-de", *files, *few),
         "model.experts.num_experts=65536",
     )
-    assert "make `model.d_model`, `model.encoder_layers` or " in message
+    assert "make `model.d_model`, `model.cells`, `model.encoder_layers` or " in message
     assert message.endswith("`model.experts.num_experts` smaller.")

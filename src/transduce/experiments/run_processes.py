@@ -43,7 +43,12 @@ from transduce.experiments.run_folder import (
 )
 from transduce.files import LEFTOVERS, atomic_file, path_lock, read_json
 from transduce.machine import Precision, threads_of_each
-from transduce.processes import PYTHON, environment_of_python, stop_on_signal
+from transduce.processes import (
+    PYTHON,
+    environment_of_python,
+    signals_held,
+    stop_on_signal,
+)
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
 from transduce.text.corpus import read_pairs, read_text
@@ -556,7 +561,8 @@ class Workers:
             worker.process.wait()
 
     def _start(self, run: Run, command: list[str], slot: Slot) -> None:
-        with run.log.open("ab") as log:
+        # A signal between the start of a process and its entry would leave it running.
+        with signals_held(), run.log.open("ab") as log:
             process = subprocess.Popen(
                 command,
                 # Unbuffered, so that both streams are in order in the log.
@@ -567,9 +573,9 @@ class Workers:
                 pass_fds=self._lock,
                 preexec_fn=_end_with_parent if LIBC else None,
             )
-        self.running.append(
-            Worker(run=run, slot=slot, command=command, process=process)
-        )
+            self.running.append(
+                Worker(run=run, slot=slot, command=command, process=process)
+            )
 
     def _fail(self, worker: Worker, reason: str) -> None:
         self.failures[worker.run.name] = reason
