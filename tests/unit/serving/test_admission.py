@@ -13,6 +13,7 @@ import pytest
 from starlette.requests import Request
 
 from serving_client import Answer, RunningServer, running, served
+from transduce.analysis import sentence_attention
 from transduce.checkpoint import Checkpoint
 from transduce.errors import ConfigError
 from transduce.serving import admission
@@ -315,9 +316,15 @@ def test_every_failure_is_answered_in_json(
         with monkeypatch.context() as patch:
             patch.setattr(model.queue.translator, "translate_stream", fail(error))
             patch.setattr(model.queue.translator, "score_stream", fail(error))
-            attend = "transduce.analysis.sentence_attention.attend"
-            patch.setattr(attend, fail(error))
+            # The server keeps the function that it has imported.
+            attend, errors = sentence_attention.attend, [error]
+
+            def attending(*arguments: Any) -> Any:
+                return fail(error)() if errors else attend(*arguments)
+
+            patch.setattr(sentence_attention, "attend", attending)
             at_work = server.post(path, body)
+            errors.clear()
         after = server.post(path, body)
     for answer in (while_counting, at_work):
         *_, last = answer.body.splitlines()

@@ -381,13 +381,14 @@ class Missing:
 
 
 def test_pytorch_is_imported_outside_the_event_loop(
-    http: RunningServer, monkeypatch: pytest.MonkeyPatch
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finder = Missing("transduce.analysis.sentence_attention")
     monkeypatch.delitem(sys.modules, finder.module, raising=False)
     monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
     body = {"source": "one two", "target": "eins", "model": "en-de"}
-    assert "torch" in http.post("/v1/attention", body).json["error"]
+    with running([served(trained_checkpoint, "en-de")]) as server:
+        assert "torch" in server.post("/v1/attention", body).json["error"]
     assert finder.is_in_event_loop == [False]
 
 
