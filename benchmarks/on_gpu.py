@@ -535,7 +535,7 @@ def _end_of(command: list[str], log: int, seconds: float) -> str:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process: subprocess.Popen[bytes] | None = None
     try:
-        with signals_held():  # between the start of the process and its name here
+        with signals_held():  # A signal now would leave the process running.
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, start_new_session=True
             )

@@ -507,7 +507,8 @@ def _convert_to_packages(
             continue
         export = import_module(f"transduce.interop.{module}").export
         model = checkpoint
-        if peer == HUGGING_FACE:  # whose library has no shortlists
+        # Its library has no shortlists, and the export would warn of the lost one.
+        if peer == HUGGING_FACE:
             model = replace(checkpoint, shortlist=None)
         try:
             proofs[peer] = str(export(model, folder / target, sample))

@@ -646,7 +646,7 @@ class _RunTraining:
             )
             self._processes.barrier()
         else:
-            # until the first process has set damaged checkpoints aside
+            # The first process sets damaged checkpoints aside meanwhile.
             self._processes.barrier()
             point = self._newest_point(has_diverged=has_diverged)
         step = float(point.step)
