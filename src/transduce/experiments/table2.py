@@ -545,6 +545,10 @@ CURVES = (
     "tokens differ between systems; lower is better. Systems with a vocabulary of "
     "words are left out: an unknown word is one token for them, whatever its letters."
 )
+REACHED_BY_ALL = (
+    "Cost until the dev text takes at most this many bits per character, the least "
+    "that all these systems reach."
+)
 REACHED = (
     "Cost until the dev text takes at most this many bits per character: the least "
     "that all these systems reach, and the least that the base Transformer reaches."
@@ -561,8 +565,8 @@ def trained_report(table: TrainedTable2) -> Report:
     """Report with results, learning curves, path lengths and settings."""
     singles = [each for each in table.results if each.curve]
     sections = [Section(title="Table 2 on this text", parts=_results(table))]
-    if singles:
-        sections.append(Section(title="Learning curves", parts=_curves(singles)))
+    if curves := _curves(singles):
+        sections.append(Section(title="Learning curves", parts=curves))
     if table.paths:
         sections.append(Section(title="Path lengths", parts=_paths(table.paths)))
     if table.failures:
@@ -670,6 +674,7 @@ Curve = Sequence[tuple[float, float]]
 
 
 def _curves(results: Sequence[SystemResult]) -> tuple[Part, ...]:
+    """Curves of systems, and the costs of those that have bits per character."""
     bits = {
         each: [(p.flops, p.bits) for p in each.curve if p.bits is not None]
         for each in results
@@ -679,14 +684,15 @@ def _curves(results: Sequence[SystemResult]) -> tuple[Part, ...]:
         for each in results
     }
     compared = {each: curve for each, curve in bits.items() if curve}
-    pictures = []
+    parts: list[Part] = []
     if compared:
         title = "Bits per character of the dev text over training FLOPs"
-        pictures.append(_picture("table2-bits", title, "bits per character", compared))
-    if all(bleu.values()):
+        bits_picture = _picture("table2-bits", title, "bits per character", compared)
+        parts += [CURVES, bits_picture]
+    if bleu and all(bleu.values()):
         title = "Greedy BLEU of the dev text over training FLOPs"
-        pictures.append(_picture("table2-bleu", title, "BLEU", bleu))
-    return (CURVES, *pictures, *_costs_to_levels(compared))
+        parts.append(_picture("table2-bleu", title, "BLEU", bleu))
+    return (*parts, *_costs_to_levels(compared))
 
 
 def _picture(
@@ -717,35 +723,32 @@ def _costs_to_levels(bits: Mapping[SystemResult, Curve]) -> tuple[Part, ...]:
     if not bits:
         return ()
     lowest = {each: min(value for _, value in curve) for each, curve in bits.items()}
-    levels = [max(lowest.values())]
-    levels += [value for each, value in lowest.items() if each.system == REFERENCE]
-    tables = [_reached(list(bits), level) for level in dict.fromkeys(levels)]
-    return (REACHED, *tables)
+    by_base = [value for each, value in lowest.items() if each.system == REFERENCE]
+    levels = dict.fromkeys([max(lowest.values()), *by_base])
+    tables = [_reached(list(bits), level) for level in levels]
+    return (REACHED if by_base else REACHED_BY_ALL, *tables)
 
 
 def _reached(results: Sequence[SystemResult], bits: float) -> Table:
+    """Table of the cost of each system; the base Transformer reaches every level."""
     found = {each: each.reached(bits) for each in results}
     base = next((p for each, p in found.items() if each.system == REFERENCE), None)
+    heads = ["system", "updates", "FLOPs"]
+    if base is not None:
+        heads.append("times the Transformer's")
     rows = tuple(
-        (
-            name_of(each),
-            NOT_SHOWN if point is None else f"{point.step:,}",
-            NOT_SHOWN if point is None else _flops(point.flops),
-            _ratio(point, base),
-        )
-        for each, point in found.items()
+        (name_of(each), *_cost_to(point, base)) for each, point in found.items()
     )
-    return Table(
-        title=f"Cost until {bits:.3f} bits per character",
-        columns=columns("system", "updates", "FLOPs", "times the Transformer's"),
-        rows=rows,
-    )
+    title = f"Cost until {bits:.3f} bits per character"
+    return Table(title=title, columns=columns(*heads), rows=rows)
 
 
-def _ratio(point: CurvePoint | None, base: CurvePoint | None) -> str:
-    if point is None or base is None:
-        return NOT_SHOWN
-    return f"{point.flops / base.flops:.2f}"
+def _cost_to(point: CurvePoint | None, base: CurvePoint | None) -> Iterator[str]:
+    """Yield updates and FLOPs up to a point, and their ratio to those of the base."""
+    yield NOT_SHOWN if point is None else f"{point.step:,}"
+    yield NOT_SHOWN if point is None else _flops(point.flops)
+    if base is not None:
+        yield NOT_SHOWN if point is None else f"{point.flops / base.flops:.2f}"
 
 
 def _paths(paths: Mapping[str, Sequence[PathLengths]]) -> tuple[Part, ...]:

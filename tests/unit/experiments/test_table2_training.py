@@ -41,7 +41,7 @@ from transduce.experiments.table2_training import (
 )
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import corpus_bleu
-from transduce.report.report import Report, Table, plain
+from transduce.report.report import Report, Table, as_markdown, plain
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
@@ -315,6 +315,24 @@ def test_a_vocabulary_of_words_has_no_bits_per_character(
     alone = trained_report(replace(table, results=(result,), paths={}))
     assert {picture.name for picture in alone.pictures()} == {"table2-bleu"}
     assert not any((each.title or "").startswith("Cost") for each in tables(alone))
+    assert "bits per character" not in as_markdown(alone)
+    points = tuple(replace(point, bleu=None) for point in result.curve)
+    result = replace(result, curve=points)
+    alone = trained_report(replace(table, results=(result,), paths={}))
+    assert "Learning curves" not in {section.title for section in alone.sections}
+
+
+def test_costs_are_not_compared_with_a_transformer_that_was_not_trained(
+    table: TrainedTable2,
+) -> None:
+    gnmt, *_ = table.results
+    report = trained_report(replace(table, results=(gnmt,)))
+    [costs] = [each for each in tables(report) if (each.title or "").startswith("Cost")]
+    assert [column.name for column in costs.columns] == ["system", "updates", "FLOPs"]
+    assert {len(row) for row in costs.rows} == {3}
+    text = as_markdown(report)
+    assert "the least that all these systems reach." in " ".join(text.split())
+    assert "that the base Transformer reaches" not in text
 
 
 def test_text_without_spaces_has_no_bleu_of_the_paper(
