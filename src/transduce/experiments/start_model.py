@@ -56,12 +56,18 @@ from transduce.text.languages import (
     guess_all,
 )
 from transduce.text.sentence_pieces import SentencePieceTokenizer
-from transduce.text.tokenizer import Tokenizer, WordTokenizer, unknown_ids
+from transduce.text.tokenizer import (
+    SubwordTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    unknown_ids,
+)
 from transduce.text.vocabulary import (
     BOS,
     NUM_RESERVED,
     SPECIAL_PIECES,
     TokenizerConfig,
+    TokenizerKind,
     find_language_tag,
 )
 from transduce.training.optimizer import require_moments, uses_sgd
@@ -219,9 +225,11 @@ def _adaptation_rate(d_model: int) -> float:
 
 def tokenizer_settings(tokenizer: Tokenizer) -> TokenizerConfig:
     """Settings that describe the model's tokenizer in the record of the run."""
-    kind: Literal["word", "bpe"] = "bpe"
+    kind: TokenizerKind = "bpe"
     if isinstance(tokenizer, WordTokenizer):
         kind = "word"
+    elif isinstance(tokenizer, SubwordTokenizer) and tokenizer.is_of_characters:
+        kind = "character"
     smallest = TokenizerConfig(kind=kind).num_reserved + 1
     return TokenizerConfig(kind=kind, vocab_size=max(tokenizer.vocab_size, smallest))
 

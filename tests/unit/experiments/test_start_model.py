@@ -91,6 +91,7 @@ def test_sentences_may_have_more_characters_than_sub_words(start):
         model = replace(start.model, tokenizer=tokenizer)
         settings = settings_from(replace(start, model=model))
         assert settings.batching.max_length == longest
+        assert settings.tokenizer.kind == kind
 
 
 def test_all_settings_that_follow_from_the_model_are_listed(start, monkeypatch):
