@@ -54,8 +54,10 @@ from transduce.experiments.presets import (
     RunConfig,
     Task,
     fitting_preset,
+    small_rival,
 )
 from transduce.experiments.run_corpus import languages_of_dev_sets, require_scoring
+from transduce.model.config import ModelConfig
 from transduce.text.corpus import MAX_LINE_BYTES, SentencePair
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -551,9 +553,19 @@ def _num_copies(config: RunConfig, task: Task) -> int:
 def _fitting_preset(
     rows: Shaped[np.ndarray, " pairs"], config: RunConfig, task: Task
 ) -> str | None:
-    """Preset for a corpus of these pairs; None if the settings fit it."""
+    """Preset of the same architecture for a corpus of these pairs.
+
+    None if the settings fit it, or if there is no such preset.
+    """
     num_tokens = int(rows["target_length"].sum()) // _num_copies(config, task)
+    if config.tokenizer.kind == "character":
+        num_tokens //= CHARACTERS_PER_TOKEN
     name = fitting_preset(num_tokens, task)
+    if not isinstance(config.model, ModelConfig):
+        _, small = FITTING["translation"]
+        if name != small:
+            return None
+        name = small_rival(config)
     ours, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
     return name if ours > fitting else None
 
@@ -704,6 +716,6 @@ def _training_advice(
     if report.vocab_size < report.asked_vocab_size:
         yield Advice(
             problem=f"the corpus gives only {report.vocab_size:,} of the "
-            f"{report.asked_vocab_size:,} sub-words of `tokenizer.vocab_size`",
+            f"{report.asked_vocab_size:,} pieces of `tokenizer.vocab_size`",
             remedy="nothing is lost, and the model has fewer parameters",
         )

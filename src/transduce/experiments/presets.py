@@ -4,7 +4,7 @@ A preset is a literal `RunConfig`, most often BASE with a few values replaced.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal
 
 from transduce.architectures.config import (
@@ -736,6 +736,8 @@ FITTING: dict[Task, tuple[str, str]] = {
     "parsing": ("parsing-wsj", "parsing-small"),
 }
 """Presets of each task for a large and for a small corpus."""
+SMALL_RIVAL = "-multi30k"
+"""End of the names of the other architectures' presets for a small corpus."""
 MAX_EPOCHS = 500
 """Epochs above which a preset counts as made for much larger corpora."""
 ADAPT = "adapt"
@@ -765,6 +767,32 @@ def fitting_preset(num_target_tokens: int, task: Task) -> str:
     config = PRESETS[large]
     tokens = config.training.steps * config.batching.target_tokens
     return large if tokens <= MAX_EPOCHS * num_target_tokens else small
+
+
+def small_rival(config: RunConfig) -> str:
+    """Preset for tens of thousands of pairs with the architecture of a run's model.
+
+    The architecture must be another one than the Transformer. Among several such
+    presets it is the one with the same reward and most equal choices, such as that of
+    the recurrent cell.
+    """
+    like = [
+        name
+        for name, rival in RIVALS.items()
+        if name.endswith(SMALL_RIVAL) and type(rival.model) is type(config.model)
+    ]
+    return max(like, key=lambda name: _likeness(config, RIVALS[name]))
+
+
+def _likeness(one: RunConfig, other: RunConfig) -> tuple[bool, int]:
+    """Whether two runs have the same reward, and their number of equal choices."""
+    ours, theirs = (
+        {name: each for name, each in asdict(run.model).items() if type(each) is str}
+        for run in (one, other)
+    )
+    return one.training.reward == other.training.reward, len(
+        ours.items() & theirs.items()
+    )
 
 
 def require_task(name: str, task: Task) -> None:

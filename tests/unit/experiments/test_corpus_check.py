@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from transduce.data.batches import Batcher
@@ -18,6 +19,7 @@ from transduce.experiments.corpus_check import (
     REMEDIES,
     CorpusReport,
     EpochReport,
+    _fitting_preset,
     advise,
     advise_on_treebank,
     check_corpus,
@@ -407,7 +409,7 @@ def _with_training(**changes: int) -> RunConfig:
     [
         (_with_training(steps=5_000), "5,000 steps make 5,000 epochs of the corpus"),
         (_with_training(steps=5_000), "set `training.steps` to 100 for 100 epochs."),
-        (TINY, "of the 400 sub-words of `tokenizer.vocab_size`"),
+        (TINY, "of the 400 pieces of `tokenizer.vocab_size`"),
     ],
 )
 def test_settings_that_do_not_fit_the_corpus_get_advice(config, problem, check):
@@ -633,6 +635,33 @@ def test_the_fitting_preset_is_proposed_unless_it_is_used(
     preset: str, remedy: str, check: Check
 ) -> None:
     assert remedy in _problems(check(*GOOD, config=PRESETS[preset]))
+
+
+@pytest.mark.parametrize(
+    ("preset", "proposed"),
+    [
+        ("gnmt-en-de", "gnmt-multi30k"),
+        ("gnmt-rl-en-de", "gnmt-rl-multi30k"),
+        ("rnnsearch-multi30k", None),
+        ("bytenet-en-de", "bytenet-multi30k"),
+    ],
+)
+def test_the_proposed_preset_has_the_same_architecture(
+    preset: str, proposed: str | None, check: Check
+) -> None:
+    epoch = check(*GOOD, config=PRESETS[preset]).epoch
+    assert epoch is not None
+    assert epoch.fitting_preset == proposed
+
+
+@pytest.mark.parametrize("preset", ["moe-en-de", "bytenet-en-de"])
+def test_no_preset_of_another_architecture_is_proposed(preset: str) -> None:
+    rows = np.zeros(300_000, dtype=[("target_length", np.int64)])
+    rows["target_length"] = 130 if preset == "bytenet-en-de" else 26
+    config = PRESETS[preset]
+    assert _fitting_preset(rows, config, "translation") is None
+    small = preset.replace("en-de", "multi30k")
+    assert _fitting_preset(rows[:100_000], config, "translation") == small
 
 
 @pytest.mark.parametrize(("steps", "is_advised_on"), [(3_000, False), (3_001, True)])

@@ -1,5 +1,6 @@
 """Presets have the paper's settings and numbers of parameters."""
 
+import re
 from dataclasses import asdict, replace
 
 import pytest
@@ -10,10 +11,12 @@ from transduce.experiments.presets import (
     BASE,
     BIG,
     PRESETS,
+    RIVALS,
     TABLE_3,
     fitting_preset,
     preset,
     require_task,
+    small_rival,
 )
 from transduce.model.config import count_parameters
 from transduce.model.transformer import Transformer
@@ -320,6 +323,12 @@ def test_a_preset_unlike_all_others_suggests_none(name: str) -> None:
 )
 def test_the_size_of_a_corpus_decides_the_fitting_preset(tokens, task, fitting):
     assert fitting_preset(tokens, task) == fitting
+
+
+@pytest.mark.parametrize("name", [*RIVALS])
+def test_a_rival_has_a_small_preset_of_its_own_architecture(name: str) -> None:
+    system = re.sub("-(en-..|multi30k)$", "", name)
+    assert small_rival(PRESETS[name]) == f"{system}-multi30k"
 
 
 @pytest.mark.parametrize("name", PRESETS)
