@@ -385,8 +385,11 @@ class _Corpus:
             )
         self.codes: UInt8[np.ndarray, " pairs"] = self._array("codes", "u1")
         self.lengths: Integer[np.ndarray, "pairs 2"] = self._array("lengths", "<u4", 2)
+        # Written, not only made longer: on a full disk, a process that fills a hole
+        # through mapped memory is killed.
         with (folder / "first").open("wb") as file:
-            file.truncate(8 * self.num_pairs)
+            for start in range(0, self.num_pairs, CHUNK_PAIRS):
+                file.write(bytes(8 * min(CHUNK_PAIRS, self.num_pairs - start)))
         self.first: Integer[np.ndarray, " pairs"] = self._array("first", "<i8")
         """Number of the pair that a duplicate repeats."""
 

@@ -639,6 +639,25 @@ def test_a_full_disk_is_reported_and_leaves_nothing(clean, tmp_path: Path) -> No
     assert {path.name for path in tmp_path.iterdir()} == {"my.en", "my.de"}
 
 
+@pytest.mark.skipif(not hasattr(os, "SEEK_HOLE"), reason="cannot find holes there")
+def test_memory_is_mapped_to_files_without_holes(clean, monkeypatch) -> None:
+    """A full disk kills a process that fills a hole, without an error to report."""
+    with_holes = []
+    memmap = cleaning.np.memmap
+
+    def noting(path: Path, **options: Any) -> Any:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            if file.seek(0, os.SEEK_HOLE) < size:
+                with_holes.append(path.name)
+        return memmap(path, **options)
+
+    monkeypatch.setattr(cleaning.np, "memmap", noting)
+    monkeypatch.setattr(cleaning, "CHUNK_PAIRS", 1_000)
+    clean([(f"A {number} b.", f"Ein {number} b.") for number in range(2_500)])
+    assert with_holes == []
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="other names are refused there")
 def test_a_file_name_that_is_not_utf_8_is_written_as_it_is(tmp_path: Path) -> None:
     files = corpus(tmp_path, PAIRS)
