@@ -241,6 +241,7 @@ def require_new_folder(out: Path, *, overwrite: bool, made_by: str) -> None:
         )
     if is_there and (there := sorted(out.iterdir())):
         _require_own(out, there, overwrite=overwrite, made_by=made_by)
+        require_removable(out)
     require_place(out)
 
 
@@ -299,6 +300,27 @@ def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
         raise OverwriteError(
             f"{folder}: the output folder must be new or empty, but another command "
             f"has written it meanwhile; choose another, or {OVERWRITE}."
+        )
+
+
+def require_removable(folder: Path) -> None:
+    """Raise `ConfigError` if a folder's content is protected from being removed.
+
+    A folder that replaces it would leave the old content under a hidden name.
+    """
+    protected: list[str] = []
+
+    def unread(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            protected.append(error.filename)
+
+    for place, folders, files in os.walk(folder, onerror=unread):
+        if (folders or files) and not os.access(place, os.W_OK | os.X_OK):
+            protected.append(place)
+    if protected:
+        raise ConfigError(
+            f"{folder}: the output folder must be one that can be replaced, but "
+            f"{protected[0]} is protected; choose another, or change its permissions."
         )
 
 
@@ -422,7 +444,10 @@ def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     if os.name == "nt":
         yield ()
         return
-    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        raise refusal from None
     try:
         lock_file(descriptor, refusal)
         if not is_open_as(descriptor, path):
@@ -461,7 +486,12 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
         "another name."
     )
     with named_errors(path, new):
-        new.touch()
+        try:
+            new.touch()
+        except PermissionError:
+            if new.exists():
+                raise ConfigError(_left_behind(path, new)) from None
+            raise
         with path_lock(new, refusal):
             try:
                 require_unwritten(path, overwrite=overwrite)
@@ -475,6 +505,14 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
             except BaseException:
                 new.unlink(missing_ok=True)
                 raise
+
+
+def _left_behind(path: Path, new: Path) -> str:
+    """Return the message about a temporary file or folder of another user's command."""
+    return (
+        f"{path}: cannot be written, as another command was killed and left {new}, "
+        "which this user cannot change; remove it and try again."
+    )
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
@@ -498,9 +536,10 @@ def atomic_directory(
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one
-    under a hidden name, from which `clear_leftovers` restores it.) Raises
-    `CheckpointError` if the disk is full, or if another process is writing the same
-    folder, and `ConfigError` if another command has written it meanwhile.
+    under a hidden name, from which `clear_leftovers` restores it.) The permissions of
+    an existing folder are kept, but not those of its content. Raises `CheckpointError`
+    if the disk is full, or if another process is writing the same folder, and
+    `ConfigError` if another command has written it meanwhile, or if it is protected.
     """
     folder = real_path(folder)  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -515,7 +554,7 @@ def atomic_directory(
             try:
                 if made_by is not None:
                     _require_untouched(folder, made_by, overwrite=overwrite)
-                _clear(new)  # leftovers of a crash
+                _prepare(new, folder)
                 with _system_errors():
                     yield new
                 if made_by is not None:
@@ -527,15 +566,30 @@ def atomic_directory(
             finally:
                 _remove(new)
     except OSError as error:
-        remedy = "free some space" if is_disk_full(error) else "correct that"
-        raise CheckpointError(
-            f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
-            "again. What was saved before is still there."
-        ) from None
+        raise _unsaved(folder, new, error) from None
     finally:
         for parent in missing_parents:
             with suppress(OSError):  # it is in use
                 parent.rmdir()
+
+
+def _prepare(new: Path, folder: Path) -> None:
+    """Empty a new directory, which gets the permissions of the one it replaces."""
+    _clear(new)  # leftovers of a crash
+    if folder.is_dir():
+        require_removable(folder)
+        new.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)
+
+
+def _unsaved(folder: Path, new: Path, error: OSError) -> CheckpointError:
+    """Return the error of a folder that cannot be written."""
+    if isinstance(error, PermissionError) and new.exists():
+        return CheckpointError(_left_behind(folder, new))
+    remedy = "free some space" if is_disk_full(error) else "correct that"
+    return CheckpointError(
+        f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "
+        "again. What was saved before is still there."
+    )
 
 
 def remove_folder(folder: Path) -> None:

@@ -497,6 +497,89 @@ def test_a_file_that_another_process_just_completed_is_not_written(
     assert contents(tmp_path) == {"file": b""}
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no file this way")
+def test_a_file_that_another_process_completed_before_the_lock_is_not_written(
+    tmp_path, monkeypatch
+):
+    (tmp_path / "file").write_text("theirs", encoding="utf-8")
+    # As if the other process had renamed it just after.
+    monkeypatch.setattr(Path, "touch", lambda _path: None)
+    with (
+        pytest.raises(ConfigError, match="another process is writing this file"),
+        atomic_file(tmp_path / "file"),
+    ):
+        pass
+    assert contents(tmp_path) == {"file": b"theirs"}
+
+
+def test_the_rest_of_another_users_command_is_named(tmp_path, monkeypatch):
+    left_file = tmp_path / ".file.transduce-new"
+    left_folder = tmp_path / ".folder.transduce-new"
+    left_file.touch()
+    left_folder.mkdir()
+
+    def forbidden(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "touch", forbidden)
+    with (
+        pytest.raises(ConfigError, match=f"left {left_file}, which .* remove it and"),
+        atomic_file(tmp_path / "file"),
+    ):
+        pass
+    monkeypatch.setattr("transduce.files._clear", forbidden)
+    monkeypatch.setattr("transduce.files._remove", lambda _folder: None)
+    with (
+        pytest.raises(CheckpointError, match=f"left {left_folder}, which this user"),
+        atomic_directory(tmp_path / "folder"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("inner", ["", "corpus"])
+def test_a_protected_folder_is_not_replaced(folder, inner, monkeypatch):
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "file").touch()
+    (folder / "empty").mkdir()  # can be removed whatever its permissions are
+    (folder / ".made-by").write_text("split\n", encoding="utf-8")
+    protected = {str(folder / inner), str(folder / "empty")}
+    monkeypatch.setattr("os.access", lambda path, _: str(path) not in protected)
+    message = f"{folder}: .* but {folder / inner} is protected; choose another, or ch"
+
+    def replace() -> None:
+        with atomic_directory(folder) as new:
+            (new / WEIGHTS).touch()
+
+    with pytest.raises(ConfigError, match=message):
+        replace()
+    assert (folder / WEIGHTS).read_bytes() == b"weights"
+    assert list(folder.parent.iterdir()) == [folder]
+    shutil.rmtree(folder / "corpus")
+    if not inner:  # before any work
+        (folder / "empty").rmdir()
+        with pytest.raises(ConfigError, match=message):
+            require_new_folder(folder, overwrite=True, made_by="split")
+        return
+    replace()
+    assert contents(folder) == {WEIGHTS: b""}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_a_replaced_folder_keeps_its_permissions(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir(mode=0o750)
+    out.chmod(0o700)
+    with atomic_directory(out) as new:
+        assert stat.S_IMODE(new.stat().st_mode) == 0o700  # before anything is in it
+        (new / CONFIG).touch()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+    out.chmod(0o500)  # what writes it must be able to
+    (out / CONFIG).unlink()
+    with atomic_directory(out) as new:
+        (new / CONFIG).touch()
+    assert stat.S_IMODE(out.stat().st_mode) == 0o700
+
+
 def test_an_error_of_writing_names_the_file_not_the_new_one(tmp_path):
     file = tmp_path / "missing" / "file"
     with pytest.raises(FileNotFoundError) as caught, atomic_file(file):

@@ -700,11 +700,19 @@ def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
             for path in {out / PAIRS, *pairs, *old}:
                 path.unlink(missing_ok=True)
         case "student":
+            _require_untrained(out / STUDENT)
             for name in (STUDENT, REPORT_FOLDER):
                 if (out / name).exists():
                     remove_folder(out / name)
             for path in () if old == pairs else old:
                 path.unlink(missing_ok=True)
+
+
+def _require_untrained(student: Path) -> None:
+    """Raise `ConfigError` if another command is training the student."""
+    if is_run(student):
+        with RunFolder(student).locked():
+            pass
 
 
 def _pair_paths(out: Path, languages: LanguagesConfig) -> tuple[Path, Path]:

@@ -52,6 +52,7 @@ from transduce.files import (
     read_json,
     remove_folder,
     require_place,
+    require_removable,
     require_without,
     without_infinity,
 )
@@ -147,6 +148,9 @@ class RunFolder:
             record = _record(files, sized, precision, start)
             (new / RUN_CONFIG).write_text(record, encoding="utf-8")
             yield cls(new), sized, corpus
+            # Preparing takes minutes, in which another command may have filled the
+            # folder, or begun to train the run that is to be replaced.
+            _require_new_run(path, files, overwrite=overwrite)
 
     @classmethod
     def open(cls, path: Path) -> tuple["RunFolder", RunConfig]:
@@ -402,6 +406,7 @@ def require_replaceable_run(path: Path, inputs: Iterable[Path] = ()) -> None:
             f"folder also holds {others[0]}; move it, or choose another folder."
         )
     require_without(path, inputs)
+    require_removable(path)
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
 

@@ -1,6 +1,7 @@
 """Settings of a distillation: wrong ones, and those of an earlier command."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ import pytest
 import torch
 
 import transduce
+from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
-from transduce.experiments.distillation import students_hardware
+from transduce.experiments.distillation import _discard, students_hardware
+from transduce.experiments.run_folder import RUN_CONFIG, RunFolder
 from transduce.machine import Precision
 
 
@@ -54,3 +57,18 @@ def test_a_wrong_argument_is_a_config_error(
     with pytest.raises(ConfigError, match=re.escape(message)):
         transduce.distill("teacher", "my.en", tmp_path / "out", device="cpu", **changes)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no folder")
+def test_a_student_that_is_being_trained_is_not_removed(tmp_path: Path) -> None:
+    student, pairs = tmp_path / "student", (tmp_path / "a", tmp_path / "b")
+    (student / TRAINING).mkdir(parents=True)
+    (student / RUN_CONFIG).write_text("{}", encoding="utf-8")
+    with (
+        RunFolder(student).locked(),
+        pytest.raises(ConfigError, match="another one is training it"),
+    ):
+        _discard(tmp_path, pairs, "student")
+    assert (student / RUN_CONFIG).is_file()
+    _discard(tmp_path, pairs, "student")
+    assert not student.exists()

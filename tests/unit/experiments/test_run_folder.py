@@ -1,4 +1,6 @@
 import json
+import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +76,40 @@ def test_an_empty_folder_may_hold_a_new_run(tmp_path: Path, files: CorpusFiles) 
     (tmp_path / "run").mkdir()
     create(tmp_path / "run", files)
     assert (tmp_path / "run" / "config.json").is_file()
+
+
+def test_a_folder_that_is_filled_while_a_run_is_prepared_is_kept(
+    tmp_path: Path, files: CorpusFiles
+) -> None:
+    run = tmp_path / "run"
+
+    def create_late() -> None:
+        with RunFolder.create(run, files, TINY, "fp32"):
+            run.mkdir()
+            (run / "translations").write_text("theirs")
+
+    with pytest.raises(ConfigError, match="must be new or empty, but is not; choose"):
+        create_late()
+    assert [path.name for path in run.iterdir()] == ["translations"]
+    assert list(tmp_path.iterdir()) == [run]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no folder")
+def test_a_run_that_begins_to_train_while_its_replacement_is_prepared_is_kept(
+    run: RunFolder, files: CorpusFiles
+) -> None:
+    before = run.id
+
+    def replace_late() -> None:
+        with (
+            ExitStack() as training,
+            RunFolder.create(run.path, files, TINY, "fp32", overwrite=True),
+        ):
+            training.enter_context(run.locked())
+
+    with pytest.raises(ConfigError, match="but another one is training it; wait for"):
+        replace_late()
+    assert run.id == before
 
 
 @pytest.mark.parametrize(("name", "what"), [("run/mine", "not"), ("run", "a file")])
