@@ -18,6 +18,11 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cli.main()
+    except KeyboardInterrupt:  # before the command's first step, or after its last one
+        if not is_default:
+            raise
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
     finally:
         if is_default:  # an error within a library's exit function would be printed
             signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -64,6 +64,14 @@ def test_a_file_is_overwritten_by_force_only(refuses, succeeds, writing) -> None
     assert not list(Path().glob(".*"))
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_an_overwritten_file_keeps_its_permissions(succeeds) -> None:
+    Path("out").write_text("precious")
+    Path("out").chmod(0o600)
+    succeeds(*FILES["translate"], "out", "--force")
+    assert Path("out").stat().st_mode & 0o777 == 0o600
+
+
 def test_an_empty_output_file_is_overwritten(succeeds, writing) -> None:
     out = name_for(writing)
     out.touch()

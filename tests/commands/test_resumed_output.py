@@ -159,6 +159,30 @@ def test_interrupted_scores_are_resumed(succeeds, refuses, model, monkeypatch) -
     assert len(written) == 4_111
 
 
+@pytest.mark.parametrize("name", ["translate", "score"])
+def test_an_output_is_kept_that_is_interrupted_while_it_is_forced_to_the_disk(
+    succeeds, refuses, model, monkeypatch, name
+) -> None:
+    texts = ("--input", LINES)
+    if name == "score":  # whose total comes after the lines
+        texts = ("--source", LINES, "--target", LINES)
+    arguments = (name, model, *texts, "--device", "cpu", "--output")
+    succeeds(*arguments, "expected")
+
+    def interrupted(_descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupted)
+        assert refuses(*arguments, OUTPUT) == (
+            f"Interrupted. The results of {NUM_LINES} lines of the input are kept in "
+            f"{PART}: the same command with --resume continues."
+        )
+    succeeds(*arguments, OUTPUT, "--resume")
+    assert OUTPUT.read_bytes() == Path("expected").read_bytes()
+    assert not list(Path().glob("output.*"))
+
+
 @pytest.mark.parametrize(
     "torn",
     [(0, 0), (1, 0), (0, 1), (7, 100), (1_000, 0), (0, 100)],

@@ -164,11 +164,23 @@ def test_ctrl_c_before_the_command_line_is_imported_ends_the_program_at_once():
     assert ended.stderr == b""
 
 
-def test_ctrl_c_after_the_end_of_the_command_ends_the_program_without_a_trace():
-    program = """if True:
+@pytest.mark.parametrize("is_within", [True, False])
+def test_ctrl_c_after_the_end_of_the_command_ends_the_program_without_a_trace(
+    is_within,
+):
+    program = f"""if True:
         import atexit, signal, sys
+        from transduce import cli
         from transduce.__main__ import main
 
+        run = cli._run
+
+        def run_and_interrupt(arguments):
+            run(arguments)
+            if {is_within}:  # while the handlers of the signals are restored
+                signal.raise_signal(signal.SIGINT)
+
+        cli._run = run_and_interrupt
         atexit.register(signal.raise_signal, signal.SIGINT)
         sys.argv = ["transduce", "--version"]
         main()

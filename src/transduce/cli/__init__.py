@@ -186,6 +186,8 @@ OPTIONS_OF_REMEDIES = {
     LIST_CORPORA: ", or by `transduce train --corpus`",
 }
 """Options that commands add to the remedies of errors."""
+NO_TEMPORARY_FOLDER = "No usable temporary directory"
+"""Beginning of Python's error if no folder for temporary files can be written."""
 TRUNCATED_BYTECODE = "marshal data too short"
 """Python's error for a module whose bytecode a full disk cut short."""
 PARTS = {
@@ -459,6 +461,11 @@ def system_error_sentence(error: OSError) -> str:
     """Return the sentence for an error of the system that ends a command."""
     if are_too_many_open(error):  # the next file, whichever it is, is not at fault
         return f"Too many files are open; {MORE_FILES} and try again."
+    if error.filename is None and NO_TEMPORARY_FOLDER in str(error):
+        return (
+            "There must be a folder for temporary files, but none can be written; free "
+            "some space, or name a folder by the environment variable TMPDIR."
+        )
     what = error.filename or "The output"
     remedy = "; free some space and try again" if is_disk_full(error) else ""
     return f"{what}: cannot be read or written ({error.strerror or error}){remedy}."

@@ -16,6 +16,7 @@ from transduce.errors import OVERWRITE, ConfigError, DataError, TransduceError
 from transduce.files import (
     atomic_directory,
     atomic_file,
+    is_disk_full,
     real_file,
     require_place,
     without_infinity,
@@ -99,7 +100,10 @@ def unwritable_as_data_error(output: Path) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise DataError(f"{output}: cannot be written ({error.strerror}).") from None
+        remedy = "; free some space and try again" if is_disk_full(error) else ""
+        raise DataError(
+            f"{output}: cannot be written ({error.strerror}){remedy}."
+        ) from None
 
 
 @contextmanager

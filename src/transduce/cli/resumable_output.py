@@ -9,6 +9,7 @@ command.
 
 import json
 import os
+import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -38,6 +39,7 @@ from transduce.errors import (
     counted,
 )
 from transduce.files import (
+    is_disk_full,
     is_open_as,
     lock_file,
     real_file,
@@ -163,6 +165,7 @@ class Destination:
             with _Part.opened(output, head, self, batch_items) as part:
                 with _keeping(part, output):
                     yield part
+                    part.sync()
                 part.finish(output, overwrite=self.force)
 
 
@@ -316,13 +319,16 @@ class _Part:
     def write_end(self, text: str) -> None:
         write_all(self._part, text.encode("utf-8"))
 
+    def sync(self) -> None:
+        """Force the file to the disk, so that the rename cannot outrun it."""
+        os.fsync(self._part)
+
     def finish(self, output: Path, *, overwrite: bool) -> None:
-        """Rename the complete file to the output's name.
+        """Rename the complete file to the output's name, with its permissions.
 
         Raises `ConfigError`, and keeps the file, if another command has written the
         output meanwhile and it must not be overwritten.
         """
-        os.fsync(self._part)
         try:
             require_unwritten(output, overwrite=overwrite)
         except OverwriteError as error:
@@ -331,6 +337,8 @@ class _Part:
                 "command with --resume --force."
             )
             raise OverwriteError(f"{error} {kept}") from None
+        with suppress(FileNotFoundError):
+            self.path.chmod(stat.S_IMODE(output.stat().st_mode))
         self.path.replace(output)
         _beside(output, RECORD).unlink()
 
@@ -362,8 +370,9 @@ def _keeping(part: _Part, output: Path) -> Iterator[None]:
             case TransduceError():
                 raise type(error)(f"{error} {kept}") from None
             case OSError():
+                remedy = "; free some space" if is_disk_full(error) else ""
                 raise DataError(
-                    f"{output}: cannot be written ({error.strerror}). {kept}"
+                    f"{output}: cannot be written ({error.strerror}){remedy}. {kept}"
                 ) from None
         raise
 

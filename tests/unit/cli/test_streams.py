@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,4 +205,15 @@ def test_a_file_is_not_blamed_for_the_number_of_open_files() -> None:
     assert system_error_sentence(error) == (
         "Too many files are open; raise the limit of open files (ulimit -n) and try "
         "again."
+    )
+
+
+def test_a_missing_folder_for_temporary_files_is_named_as_such(monkeypatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["missing"])
+    with pytest.raises(FileNotFoundError) as caught:
+        tempfile.gettempdir()
+    assert system_error_sentence(caught.value) == (
+        "There must be a folder for temporary files, but none can be written; free "
+        "some space, or name a folder by the environment variable TMPDIR."
     )
