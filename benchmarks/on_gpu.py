@@ -4,9 +4,10 @@
 
 Every part runs in a process of its own with its share of the time limit, and writes its
 section of the report as it runs, so that `FOLDER/report.md` has all results up to a
-failure. The folder also has `log.txt`, the output of the parts, and `profile-NAME.txt`
-for each trained model: the kernels that take most of an update's time. `--small` runs
-the same with tiny models, to try the script without a GPU.
+failure or a signal that ends the script; a killed script leaves those of the running
+part in `FOLDER/running.md`. The folder also has `log.txt`, the output of the parts, and
+`profile-NAME.txt` for each trained model: the kernels that take most of an update's
+time. `--small` runs the same with tiny models, to try the script without a GPU.
 
 The data is generated: random batches with the lengths of news text, sentences of random
 words, and the built-in corpus.
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import traceback
-import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ from statistics import median
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    import pytest
+
     from transduce.benchmark.training import TrainingTask
     from transduce.device import Hardware
     from transduce.experiments.presets import RunConfig
@@ -43,6 +46,8 @@ MIN_S = 5.0
 """Fewest seconds left to start a part."""
 LAST_LINES = 15
 """Lines of a failed part's output that the report shows."""
+RUNNING = "running.md"
+"""File of the running part's section, which the report has once the part has ended."""
 TESTS = (
     "tests/relations/test_devices.py",
     "tests/relations/test_gpu_candidates.py",
@@ -166,38 +171,61 @@ def _now(hardware: "Hardware") -> float:
 
 def run_tests(task: Task) -> None:
     """Run the device's tests, and list failures and skipped tests with reasons."""
+    import pytest
+
+    os.chdir(ROOT)
     # Types are checked if beartype is installed; warnings differ between releases.
     addopts = [] if _is_installed("beartype") else ["-o", "addopts="]
-    results = task.section.with_suffix(".xml")
-    command = [
-        sys.executable, "-m", "pytest", "-q", "--import-mode=importlib", *addopts,
-        "-o", "filterwarnings=", "-p", "no:cacheprovider", f"--junit-xml={results}",
-        *TESTS,
-    ]  # fmt: skip
-    code = subprocess.run(command, cwd=ROOT, check=False).returncode
-    cases = list(ElementTree.parse(results).iter("testcase"))
-    kinds = {kind: _cases(cases, kind) for kind in ("failure", "error", "skipped")}
-    bad = sum(map(len, kinds.values()))
-    task.write(
-        f"{len(cases)} tests, {len(cases) - bad} passed, "
-        + ", ".join(f"{kind}: {len(found)}" for kind, found in kinds.items())
-        + "."
-    )
-    for kind, found in kinds.items():
-        for name, message in found:
-            task.write(f"- {kind}: `{name}`: {message}")
+    results = TestResults(task)
+    code = pytest.main(
+        ["-v", "--import-mode=importlib", *addopts, "-o", "filterwarnings=",
+         "-p", "no:cacheprovider", *TESTS],
+        plugins=[results],
+    )  # fmt: skip
+    task.write(f"\n{results}")
     if code:
-        raise SystemExit(f"pytest ended with exit code {code}.")
+        raise SystemExit(f"pytest ended with exit code {int(code)}.")
 
 
-def _cases(cases: list[ElementTree.Element], kind: str) -> list[tuple[str, str]]:
-    """Names and first lines of the tests that failed or were skipped."""
-    found = []
-    for case in cases:
-        if (reason := case.find(kind)) is not None:
-            lines = (reason.get("message") or "no reason given").splitlines()
-            found.append((str(case.get("name")), lines[0][:200]))
-    return found
+class TestResults:
+    """Plug-in of pytest that writes each failed or skipped test to the report at once.
+
+    A part that exceeds its time has then listed those before.
+    """
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self._numbers: Counter[str] = Counter()
+
+    def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
+        """Write the error of a file that cannot be read."""
+        if report.failed:
+            self._add("error", report)
+
+    def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
+        """Count a test, and write its name and the reason unless it has passed."""
+        if report.failed:
+            self._add("failure" if report.when == "call" else "error", report)
+        elif report.skipped:
+            self._add("skipped", report)
+        elif report.when == "call":
+            self._numbers["passed"] += 1
+
+    def _add(
+        self, kind: str, report: "pytest.CollectReport | pytest.TestReport"
+    ) -> None:
+        self._numbers[kind] += 1
+        reason = report.longrepr
+        if isinstance(reason, tuple):  # file, line and reason of a skipped test
+            reason = reason[-1]
+        elif (crash := getattr(reason, "reprcrash", None)) is not None:
+            reason = crash.message
+        lines = str(reason or "").splitlines() or ["no reason given"]
+        self._task.write(f"- {kind}: `{report.nodeid}`: {lines[0][:200]}")
+
+    def __str__(self) -> str:
+        kinds = ("passed", "failure", "error", "skipped")
+        return ", ".join(f"{kind}: {self._numbers[kind]}" for kind in kinds) + "."
 
 
 def _is_installed(package: str) -> bool:
@@ -503,29 +531,41 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def run_part(part: Part, options: argparse.Namespace, left: float) -> tuple[str, str]:
-    """Run a part in a process of its own; returns its state and its section."""
-    with tempfile.TemporaryDirectory() as folder:
-        section, log = Path(folder) / "section.md", Path(folder) / "log.txt"
-        command = [
-            sys.executable, __file__, "--part", part.name, "--section", str(section),
-            "--out", str(options.out), "--device", options.device,
-            *(["--small"] if options.small else []),
-        ]  # fmt: skip
-        with log.open("wb") as file:
-            state = _end_of(
-                command,
-                file.fileno(),
-                min(part.seconds * options.limit / LIMIT_S, left),
-            )
-        printed = log.read_text(encoding="utf-8", errors="replace")
-        found = section.read_text(encoding="utf-8") if section.exists() else ""
-    with (options.out / "log.txt").open("a", encoding="utf-8") as file:
-        file.write(f"== {part.name}: {state}\n{printed}\n")
+def run_part(
+    part: Part, options: argparse.Namespace, seconds: float, report: Report
+) -> str:
+    """Run a part in a process of its own and add it to the report; return its state.
+
+    A signal that ends this script ends the part, and is raised again after that.
+    """
+    started, signalled = time.monotonic(), None
+    section: Path = options.out / RUNNING
+    section.write_text("", encoding="utf-8")
+    command = [
+        sys.executable, __file__, "--part", part.name, "--section", str(section),
+        "--out", str(options.out), "--device", options.device,
+        *(["--small"] if options.small else []),
+    ]  # fmt: skip
+    with (options.out / "log.txt").open("a+b") as log:
+        log.write(f"== {part.name}\n".encode())
+        log.flush()
+        begin = log.tell()
+        try:
+            state = _end_of(command, log.fileno(), seconds)
+        except SystemExit as error:
+            state, signalled = "was ended by a signal", error
+        log.seek(begin)
+        printed = log.read().decode(errors="replace")
+        log.write(f"\n== {part.name}: {state}\n\n".encode())
+    found = section.read_text(encoding="utf-8")
     if state != SUCCEEDED:
         lines = "\n".join(printed.splitlines()[-LAST_LINES:])
         found += f"\nThe part {state}. Its last output:\n\n```text\n{lines}\n```"
-    return state, found
+    report.add(part, state, time.monotonic() - started, found)
+    section.unlink()
+    if signalled is not None:
+        raise signalled
+    return state
 
 
 def _end_of(command: list[str], log: int, seconds: float) -> str:
@@ -554,20 +594,22 @@ def run_all(options: argparse.Namespace) -> int:
     """Run the parts one after the other within the time limit."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)  # raises, so that no part is left running
+    options.out = options.out.resolve()  # parts may run in another folder
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "log.txt").write_text("", encoding="utf-8")
     report = Report(options.out, f"scripts/on-gpu {' '.join(sys.argv[1:])}".strip())
+    chosen = [part for part in PARTS if not options.only or part.name in options.only]
+    # Few parts share all of the time.
+    scale = options.limit / min(sum(part.seconds for part in chosen), LIMIT_S)
     ends_at = time.monotonic() + options.limit
-    for part in PARTS:
-        if options.only and part.name not in options.only:
-            continue
+    for part in chosen:
         started = time.monotonic()
         if (left := ends_at - started) < MIN_S:
-            state, section = "not started: no time was left", ""
+            state = "not started: no time was left"
+            report.add(part, state, 0.0, "")
         else:
-            state, section = run_part(part, options, left)
+            state = run_part(part, options, min(part.seconds * scale, left), report)
         seconds = time.monotonic() - started
-        report.add(part, state, seconds, section)
         print(f"{part.title}: {state}, {seconds:.0f} s", flush=True)
     print(f"The report is {options.out / 'report.md'}.")
     return 0 if report.is_good else 1
@@ -584,8 +626,8 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds in all")
     parser.add_argument("--small", action="store_true", help="tiny models")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--only", nargs="*", help="parts to run: " + ", ".join(
-        part.name for part in PARTS))  # fmt: skip
+    names = [part.name for part in PARTS]
+    parser.add_argument("--only", nargs="*", choices=names, help="parts to run")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--section", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,15 +1,34 @@
 """The script for GPUs ends with a report whatever fails."""
 
+import argparse
+import runpy
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "on_gpu.py"
+TESTS = Path(__file__).parents[1]
+SCRIPT = TESTS.parent / "benchmarks" / "on_gpu.py"
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module."""
+    spec = spec_from_file_location("on_gpu", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "on_gpu", module)
+    spec.loader.exec_module(module)
+    return module
 
 
 def command(out: Path, *arguments: str) -> list[str]:
@@ -54,13 +73,117 @@ def test_ending_the_script_ends_the_running_part(tmp_path: Path):
     process = subprocess.Popen(command(tmp_path, "--only", "loss"))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     for _ in range(600):
-        if child := children.read_text(encoding="ascii").split():
+        child = children.read_text(encoding="ascii").split()
+        if child and (tmp_path / "running.md").exists():  # not git before it
             break
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| Loss of 200 updates | was ended by a signal |" in report
+    assert not (tmp_path / "running.md").exists()
     # A child that has ended exists until init has collected it.
     deadline = time.monotonic() + 20
     while Path(f"/proc/{child[0]}").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_killed_script_leaves_the_section_of_the_running_part(
+    on_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[str] = []
+
+    def kill(command: list[str], *_: object) -> str:
+        section = Path(command[command.index("--section") + 1])
+        section.write_text("12 TFLOP/s", encoding="utf-8")
+        seen.extend(each.name for each in tmp_path.iterdir())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(on_gpu, "_end_of", kill)
+    part, report = on_gpu.PARTS[0], on_gpu.Report(tmp_path, "on-gpu")
+    options = argparse.Namespace(out=tmp_path, device="cpu", small=True)
+    with pytest.raises(KeyboardInterrupt):
+        on_gpu.run_part(part, options, 1.0, report)
+    left = (tmp_path / "running.md").read_text(encoding="utf-8")
+    assert left == "12 TFLOP/s"
+
+
+def test_an_unknown_part_is_refused(
+    on_gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    monkeypatch.setattr(sys, "argv", ["on-gpu", "--only", "tets"])
+    with pytest.raises(SystemExit, match="2"):
+        on_gpu.main()
+    assert "invalid choice: 'tets'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (["tests"], [600.0]),
+        (["machine", "tests"], [600 * 40 / 190, 600 * 150 / 190]),
+        (None, [600 * 40 / 470, 600 * 90 / 470]),
+    ],
+)
+def test_few_parts_share_all_of_the_time(
+    on_gpu: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    only: list[str] | None,
+    expected: list[float],
+):
+    found: list[float] = []
+
+    def run(_part: object, _options: object, seconds: float, _report: object) -> str:
+        found.append(seconds)
+        return "succeeded"
+
+    monkeypatch.setattr(on_gpu, "run_part", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    options = argparse.Namespace(out=tmp_path, only=only, limit=600.0)
+    on_gpu.run_all(options)
+    assert found[:2] == pytest.approx(expected, rel=1e-3)
+
+
+def fails() -> None:
+    raise ValueError("of this")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "section"),
+    [
+        ([("setup", None), ("call", None), ("teardown", None)], ""),
+        ([("setup", None), ("call", fails)], "- failure: `a`: ValueError: of this\n"),
+        ([("setup", fails)], "- error: `a`: ValueError: of this\n"),
+        (
+            [("setup", lambda: pytest.skip("no GPU"))],
+            "- skipped: `a`: Skipped: no GPU\n",
+        ),
+    ],
+    ids=["passed", "failed", "error", "skipped"],
+)
+def test_a_test_that_does_not_pass_is_in_the_report_at_once(
+    on_gpu: ModuleType,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    outcomes: list[tuple[Any, Callable[[], None] | None]],
+    section: str,
+):
+    task = on_gpu.Task(tmp_path, tmp_path / "running.md", "cpu", is_small=True)
+    task.write("Begin")
+    results = on_gpu.TestResults(task)
+    for when, run in outcomes:
+        call = pytest.CallInfo.from_call(run or (lambda: None), when)
+        report = pytest.TestReport.from_item_and_call(request.node, call)
+        report.nodeid = "a"
+        results.pytest_runtest_logreport(report)
+    assert task.section.read_text(encoding="utf-8") == f"Begin\n{section}"
+    assert str(results).startswith(f"passed: {int(not section)}, ")
+
+
+def test_tests_can_run_without_checks_of_types(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "beartype", None)
+    monkeypatch.delitem(sys.modules, "quick_types")
+    runpy.run_path(str(TESTS / "conftest.py"))
+    assert "quick_types" not in sys.modules
