@@ -1,6 +1,8 @@
 """Device and precision of PyTorch's computations."""
 
+import gc
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transduce.errors import RequestError, TransduceWarning
+from transduce.errors import NO_GPU_MEMORY, RequestError, TransduceWarning
 from transduce.machine import (
     PROC,
     Precision,
@@ -209,6 +211,33 @@ def used_memory(device: torch.device) -> int:
         return 0
     free, total = torch.cuda.mem_get_info(device)
     return total - free
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether PyTorch, CUDA or one of its libraries lacked memory of a GPU.
+
+    PyTorch raises its own error where it allocates a tensor itself, and a plain
+    `RuntimeError` where a library allocates, or CUDA for a graph.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    is_plain = isinstance(error, RuntimeError)
+    return is_plain and re.search(NO_GPU_MEMORY, str(error)) is not None
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """Pause garbage collection while a CUDA graph is recorded.
+
+    Freeing an older graph would end the recording.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def warn_if_emulated(device: str, precision: str) -> None:

@@ -8,12 +8,11 @@ steps for all decoders of a model, and `GraphedDecoder` is the decoder that a se
 uses.
 """
 
-import gc
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from transduce.decoding.cache import DecodingState, RecurrentState
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
+from transduce.device import is_out_of_memory, no_garbage_collection
 from transduce.errors import TransduceWarning
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
@@ -64,10 +64,10 @@ class CudaGraphs:
                 return run
             try:
                 graph, result = self._recorded(run)
-            except torch.OutOfMemoryError:
-                torch.cuda.empty_cache()
-                return run
             except RuntimeError as error:
+                if is_out_of_memory(error):
+                    torch.cuda.empty_cache()
+                    return run
                 self._is_refused = True
                 warnings.warn(f"{REFUSED}{error}", TransduceWarning, stacklevel=2)
                 return run
@@ -90,7 +90,7 @@ class CudaGraphs:
         self._stream.wait_stream(torch.cuda.current_stream())
         # Not `torch.cuda.graph`, which first collects garbage and frees cached memory:
         # that takes longer than many steps.
-        with torch.cuda.stream(self._stream), _no_collection():
+        with torch.cuda.stream(self._stream), no_garbage_collection():
             # Other threads may go on.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
@@ -102,18 +102,6 @@ class CudaGraphs:
             graph.capture_end()
         self._latest = graph
         return graph, result
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pause garbage collection: freeing an older graph would end the recording."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @runtime_checkable

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batcher
 from transduce.data.tensors import PackedBatch
-from transduce.device import Hardware
+from transduce.device import Hardware, is_out_of_memory, no_garbage_collection
 from transduce.errors import TransduceWarning
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer
@@ -345,7 +345,9 @@ class GraphedGradients:
             self._graphs[batch.shape] = _GradientGraph(
                 self._batch_loss, batch, self._parameters, self._gradients, pool
             )
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self._stop()
         else:
             self._is_full = len(self._graphs) == MAX_CUDA_GRAPHS
@@ -390,7 +392,7 @@ class _GradientGraph:
         mode = "thread_local"
         capture = torch.cuda.graph(self._graph, pool, capture_error_mode=mode)
         # Weights must be rounded in each replay, not taken from an earlier call.
-        with capture, unchanged_weights():
+        with no_garbage_collection(), capture, unchanged_weights():
             loss = batch_loss(self._batch)
             found = torch.autograd.grad(
                 loss.smoothed * self._weight,

@@ -313,10 +313,12 @@ class Trainer:
     def validate(self, batcher: Batcher) -> Validation:
         """Compute the loss of all pairs, without dropout."""
         self.model.eval()
-        losses, num_tokens = torch.zeros(2, dtype=torch.float64), 0
+        device, num_tokens = self._hardware.device, 0
+        losses = torch.zeros(2, dtype=torch.float64, device=device)
         with torch.no_grad():
             for batch in batcher.in_order():
-                losses += self._batch_loss(batch).sums.cpu()
+                # Read at the end: a GPU would be waited for after each batch.
+                losses += self._batch_loss(batch).sums
                 num_tokens += int((batch.target_out != PAD).sum())
         smoothed, likelihood = losses.tolist()
         return Validation(

@@ -101,13 +101,24 @@ def test_a_run_is_captured_on_its_own_stream_and_replayed(asked: list[str]):
     ]
 
 
-def test_a_run_that_exhausts_memory_is_not_captured_but_others_are(asked, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("too large"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `create`"),
+    ],
+    ids=["PyTorch", "graph", "library"],
+)
+def test_a_run_that_exhausts_memory_is_not_captured_but_others_are(
+    asked, monkeypatch, error: RuntimeError
+):
     monkeypatch.setattr(graphed_decoder.torch.cuda, "empty_cache", lambda: None)
     is_collecting: list[bool] = []
 
     def too_large() -> torch.Tensor:
         is_collecting.append(gc.isenabled())
-        raise torch.OutOfMemoryError("too large")
+        raise error
 
     def run() -> torch.Tensor:
         return torch.ones(1)
