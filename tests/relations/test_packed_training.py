@@ -22,6 +22,7 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer, fuse, is_packable
 from transduce.text.vocabulary import BOS, EOS, PAD
+from transduce.training import memory
 from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss
 from transduce.training.micro_batches import packed_parts
@@ -523,6 +524,42 @@ def test_the_trial_of_a_packed_training_computes_the_largest_update(
     largest = few_pairs.largest_update()
     assert len(largest) > len(few_pairs.longest_batch())
     assert torch.equal(tried[-1].source, few_pairs.dataset.load(largest).source)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@torch.enable_grad()
+def test_the_parts_of_a_packed_update_have_no_more_tokens_than_the_trial(
+    config: ModelConfig,
+    cpu: Hardware,
+    make_dataset,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The sides of pairs differ in length, so a padded batch is mostly padding."""
+    tokens: list[int] = []
+
+    def forward(batch_loss: BatchLoss, batch: Batch) -> Loss:
+        tokens.append(
+            int(sum((x != PAD).sum() for x in (batch.source, batch.target_out)))
+        )
+        if tokens[-1] > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        total = batch_loss.model.output_weight.sum()
+        return Loss(smoothed=total, negative_log_likelihood=total.detach())
+
+    monkeypatch.setattr(FusedTransformer, "can_pack", lambda *_: True)
+    monkeypatch.setattr(BatchLoss, "forward", forward)
+    monkeypatch.setattr(memory, "free_memory", lambda _: math.inf)
+    pairs = [([5] * 17, [6]), ([7], [8] * 17)] * 8
+    batching = BatchingConfig(source_tokens=120, target_tokens=120, batch_tokens=60)
+    batcher = Batcher(make_dataset(pairs), batching, 1)
+    trainer = Trainer(Transformer(config), batcher, TrainingConfig(), cpu)
+    fit = trainer.find_micro_batch()
+    assert fit.was_cut
+    assert fit.max_positions == tokens[-1] <= 100
+    [update, *_] = batcher.epoch(0)
+    for part in packed_parts(update, fit.max_positions, 1):
+        packed = batcher.dataset.load_packed(part)
+        assert len(packed.source.ids) + len(packed.target.ids) <= 100
 
 
 @pytest.fixture

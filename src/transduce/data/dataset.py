@@ -127,6 +127,10 @@ class Dataset:
         """Return the number of positions of both sides of a batch, with padding."""
         return len(indices) * sum(int(side.max()) for side in self.lengths(indices))
 
+    def num_tokens(self, indices: Integer[np.ndarray, " pairs"]) -> int:
+        """Return the number of tokens of both sides, with the end tokens."""
+        return sum(int(side.sum()) for side in self.lengths(indices))
+
     def load(
         self, indices: Integer[np.ndarray, " batch"]
     ) -> "transduce.data.tensors.Batch":

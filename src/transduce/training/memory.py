@@ -16,8 +16,13 @@ from jaxtyping import Integer
 from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.batches import Batcher
 from transduce.data.dataset import Dataset
-from transduce.device import Hardware, forget_peak_memory, peak_memory
-from transduce.errors import NO_GPU_MEMORY, NO_MEMORY, ConfigError
+from transduce.device import (
+    Hardware,
+    forget_peak_memory,
+    is_out_of_memory,
+    peak_memory,
+)
+from transduce.errors import NO_MEMORY, ConfigError
 from transduce.machine import (
     WaitingMeter,
     free_memory,
@@ -51,7 +56,8 @@ class MicroBatchSize:
     """Largest micro-batch that fits in memory, with its time and memory."""
 
     max_positions: int
-    """Source and target positions that fit in memory at a time."""
+    """Source and target positions that fit in memory at a time, with padding if there
+    is any."""
     was_cut: bool
     """Whether a whole batch, or a whole update if it is packed, does not fit."""
     seconds: float
@@ -132,7 +138,11 @@ def find_micro_batch(
         pairs, trial = trials.largest_fitting(pairs)
     peak_bytes = _peak_bytes(hardware.device)
     trials.free()
-    max_positions = batcher.dataset.num_positions(pairs)
+    dataset = batcher.dataset
+    # Packed parts of updates are bounded by their tokens, as they have no padding.
+    max_positions = (
+        dataset.num_tokens(pairs) if is_packed else dataset.num_positions(pairs)
+    )
     return MicroBatchSize(
         max_positions=max_positions,
         was_cut=len(pairs) < len(longest),
@@ -289,8 +299,6 @@ def _return_memory() -> None:
 def _out_of_memory_suppressed() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
-        pass
     except RuntimeError as error:
-        if not re.search(f"{NO_MEMORY}|{NO_GPU_MEMORY}", str(error)):
+        if not (is_out_of_memory(error) or re.search(NO_MEMORY, str(error))):
             raise
