@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from string import digits
 from typing import Literal
 
 from transduce.text.abbreviations import Abbreviations, abbreviations
@@ -30,11 +31,26 @@ UNSPACED_STOPS = "。！？｡．"
 SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
 """Sentence ends of other scripts, which always end a sentence."""
 STOPS = f"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]"
+UNSEEN = "\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
+"""Characters that show nothing, such as marks of direction."""
+EMOJI = "[\u2600-\u27bf\u2b1b\u2b1c\u2b50\u2b55\U0001f000-\U0001faff]\ufe0f?"
+NOTE = "|".join((
+    r"\[(?:[0-9]{1,3}|[a-z])\]",
+    "[\u00b9\u00b2\u00b3\u2070-\u2079]",
+    r"[*_`~†‡]{1,3}(?=\s|$)",
+    rf"{EMOJI}(?:\u200d{EMOJI})*",
+    f"[{UNSEEN}]",
+))  # fmt: skip
+"""Pattern of what may follow the end of a sentence and belongs to it: the number of a
+note, signs that end emphasis in plain text, an emoji, or what shows nothing."""
 STOP = re.compile(
-    rf"{STOPS}+"
-    rf"(?:[{CLOSERS}]+|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
+    rf"(?P<marks>\.(?:[ \u00a0\u202f]\.){{2,}}|{STOPS}+)"
+    rf"(?P<closers>[{UNSEEN}]*[{CLOSERS}][{CLOSERS}{UNSEEN}]*"
+    r"|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
+    rf"(?:{NOTE})*"
 )
-"""Pattern of marks and the closing signs after them; French has a space before ». """
+"""Pattern of marks, the closing signs after them, and notes. French has a space before
+». Dots with spaces between them are an ellipsis."""
 GREEK_QUESTION = rf"(?<=[\u0370-\u03ff\u1f00-\u1fff{CLOSERS}]);"
 GREEK_STOP = re.compile(STOP.pattern.replace(STOPS, f"(?:{STOPS}|{GREEK_QUESTION})", 1))
 """The same in Greek, where a semicolon after a word is a question mark. After a number
@@ -57,12 +73,15 @@ OPENED_BY = {
 """Opening signs by the closing ones that may also open."""
 OPENING = "“„‘‚«»‹›"
 SPACE = re.compile(r"\s*")
-OPENERS = "\"'(\\[{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—\\-"
+ALL_UNSEEN = re.compile(f"[{UNSEEN}]+")
+OPENERS = f"\"'(\\[{{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—\\-{UNSEEN}"
 NEXT_WORD = re.compile(rf"[{OPENERS}\s]{{0,16}}([^\s{CLOSERS},;:.!?…]{{0,32}})")
 LAST_WORD = re.compile(r"\S{1,48}$")
 UNSPACED = "\\u2e80-\\u30ff\\u31c0-\\u9fff\\uf900-\\ufaff\\uff00-\\uffef"
 UNSPACED_SCRIPT = re.compile(rf"[“‘]?[{UNSPACED}]")
-LEADING = re.compile(rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘’¿¡「『（【*_#/–—-]*")
+LEADING = re.compile(
+    rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘’¿¡「『（【*_#/–—{UNSEEN}-]*"
+)
 """Signs that open before a word, and Chinese or Japanese that it stands in."""
 NUMBER = re.compile(r"[0-9]{1,9}\Z")
 ROMAN = re.compile(r"[IVXLCDM]{1,7}\Z")
@@ -104,8 +123,10 @@ class _Stop:
     start: int
     """Offset of the marks."""
     marks: str
+    closers: str
+    """Closing signs after the marks."""
     end: int
-    """Offset after the closing signs; space and the next word follow."""
+    """Offset after all that belongs to the sentence; space and the next word follow."""
 
     @property
     def space(self) -> str:
@@ -117,7 +138,7 @@ class _Stop:
         """Word before the marks, without opening signs."""
         begin = max(self.start - LOOK_BACK, self.begin)
         found = LAST_WORD.search(self.line[begin : self.start])
-        return LEADING.sub("", found[0]) if found else ""
+        return ALL_UNSEEN.sub("", LEADING.sub("", found[0])) if found else ""
 
     @property
     def word_before_last(self) -> str:
@@ -148,19 +169,16 @@ class _Stop:
 
     @property
     def is_before_quote(self) -> bool:
-        """Whether a quotation follows at once, begun by a letter that is not small."""
+        """Whether a quotation, or a question in Spanish, follows at once, begun by a
+        letter that is not small."""
         after = self.line[self.end : self.end + 2]
-        return after[:1] in OPENING and after[1:].isalpha() and not after[1:].islower()
+        is_open = after[:1] in OPENING or after[:1] in "¿¡"
+        return is_open and after[1:].isalpha() and not after[1:].islower()
 
     @property
     def is_remark(self) -> bool:
         """Whether the marks stand alone in brackets, as in (!)."""
         return self.start > 0 and self.line[self.start - 1] in "(["
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether a bracket or a quotation closes after the marks."""
-        return self.end > self.start + len(self.marks)
 
     def is_before_starter(self, table: Abbreviations) -> bool:
         """Whether the next word is a starter, capitalised to begin a sentence."""
@@ -185,11 +203,12 @@ def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int
     begin = len(line) - len(line.lstrip())
     last = len(line.rstrip())
     for match in (GREEK_STOP if language == "el" else STOP).finditer(line):
-        marks = match[0].rstrip(" \u00a0\u202f" + CLOSERS.replace("\\", ""))
-        end = quotes.end_of_closers(match.start() + len(marks), match.end())
+        end = quotes.end_of_closers(match.end("marks"), match.end())
         if end >= last:
             break
-        stop = _Stop(line, begin, match.start(), marks, end)
+        closers = match["closers"] or ""
+        closers = ALL_UNSEEN.sub("", closers[: max(end - match.end("marks"), 0)])
+        stop = _Stop(line, begin, match.start(), match["marks"], closers, end)
         judgement = _judge(stop, table)
         if judgement == "unknown":
             judgement = "end" if known.has_end(stop) else "inside"
@@ -223,7 +242,7 @@ def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
     has_border = stop.space or stop.is_before_quote
     if not has_border or stop.is_remark or _goes_on(stop):
         return "inside"
-    if stop.is_closed:
+    if stop.closers:
         return _judge_closed(stop, table)
     if stop.marks == ".":
         return _judge_full_stop(stop, table)
@@ -235,7 +254,7 @@ def _judge_unspaced(stop: _Stop) -> Judgement:
     """Judge a Chinese or Japanese stop; a quotation may end within the sentence."""
     if set(stop.marks) <= {"…"} or _is_wide_point(stop):
         return "inside"
-    is_quote = CLOSES_QUOTE.search(stop.line[stop.end - 1 : stop.end])
+    is_quote = CLOSES_QUOTE.search(stop.closers)
     goes_on = GOES_ON_AFTER_QUOTE.match(stop.line, stop.end)
     return "inside" if is_quote and goes_on else "end"
 
@@ -250,7 +269,7 @@ def _is_wide_point(stop: _Stop) -> bool:
 
 def _judge_closed(stop: _Stop, table: Abbreviations) -> Judgement:
     """Judge a stop before a closing sign: "(e.g.) A" is one sentence."""
-    is_bracketed = stop.line[stop.start + len(stop.marks)] in ")]}"
+    is_bracketed = stop.closers[0] in ")]}"
     is_short = stop.marks == "." and is_bracketed and _is_short_form(stop, table)
     return "inside" if is_short else "end"
 
@@ -436,7 +455,9 @@ def segment_function() -> SegmentFunction | None:
     return segment
 
 
-LINE = re.compile(r"[^\r\n]+|[\r\n]+")
+BREAKS = r"\r\n\v\f\x85\u2028\u2029"
+"""Line breaks of Unicode; word processors write VT or U+2028 within a paragraph."""
+LINE = re.compile(rf"[^{BREAKS}]+|[{BREAKS}]+")
 """Pattern of a line, or of line breaks."""
 
 
@@ -555,8 +576,8 @@ class Spacing:
         before, after = self._before, translation
         if not before and self._has_kept:
             before = after
-        if not after and segment.is_kept:
-            after = before
+        if not after and (segment.is_kept or segment.is_space):
+            after = before  # only kept sentences follow
         self._has_kept |= segment.is_kept
         if segment.is_sentence:
             self._before = translation or self._before
@@ -591,7 +612,7 @@ def space_of(text: str, start: int, end: int) -> list[Segment]:
 def has_written_space(text: str, start: int, end: int) -> bool:
     """Return whether the texts around a space are of scripts that write it."""
     before, after = text[max(start - LOOK_BACK, 0) : start], text[end : end + LOOK_BACK]
-    return space_between(before, after) != ""
+    return space_between(before, after.lstrip(NARROW_MARKS + digits)) != ""
 
 
 def _copied(text: str) -> list[Segment]:

@@ -134,6 +134,17 @@ TABLE = [
     ("el", "Βλέπε (Γεωργίου 2001; Ιωάννου 2003; Smith 2004). |Ναι."),
     ("el", "Γράψε const A = 5; B = 6; Δες."),
     ("en", "He came; I left. |Then; Now."),
+    # notes, emphasis, emoji and what shows nothing belong to the sentence before them
+    ("en", "It runs.[1][a] |He sits.¹² |See approx.[2] Five.† |End.[12]No."),
+    ("en", "**It runs.** |_He sits._ |`Done.`* |Dr.* Smith came. |**Bold** end."),
+    ("en", "It runs.😀 |He sits!👍🏽👨\u200d👩\u200d👧 |Done?♥\ufe0f |End.😀No."),
+    ("zh", "他跑。[1]|他坐！😀|好。** |**他说**。|是。"),
+    ("he", "שלום.\u200f |מה שלומך?\u200f |טוב. |\u202bכן.\u202c |\u202bלא.\u202c"),
+    ("ar", "نعم.\u200f |حسنا؟\u200f |\u200fنعم."),
+    ("en", "It runs.\u200b |He sits.\u00ad\ufeff |“Done.\u200e”\u2060 |End."),
+    ("en", "See Dr.\u200b Smith, \u200be.g. Ann. |Yes.\u200bNo."),
+    ("en", "It runs. . . |Then. . . it sits. |Well . . . maybe."),
+    ("es", "¿Corre?|¡Sí!|¿Y él? |Sí.¿no?"),
 ]
 
 
@@ -231,7 +242,7 @@ def test_text_without_a_letter_is_copied() -> None:
         ("It runs.“He said so.”", "Er läuft.|„Ja.“", "Er läuft. „Ja.“"),
         ("It runs.  He sits.", "Er läuft.|Er sitzt.", "Er läuft.  Er sitzt."),
         ("It runs.  He sits.", "他跑。|他坐。", "他跑。他坐。"),
-        ("It runs. 5! He sits. 6!", "他跑。|他坐。", "他跑。5!他坐。 6!"),
+        ("It runs. 5! He sits. 6!", "他跑。|他坐。", "他跑。5!他坐。6!"),
         ("It runs. He sits.\nDone. ", "他跑。|5 个。|好。", "他跑。 5 个。\n好。 "),
         ("It runs. He sits.", "他跑。|Er sitzt.", "他跑。 Er sitzt."),
         ("It runs. He sits.", "Er läuft.|他坐。", "Er läuft. 他坐。"),
