@@ -9,7 +9,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 
@@ -72,8 +72,11 @@ class Element:
     """Whether it began before the sentence; then the translation begins with it."""
     ends_after: bool = False
     """Whether it ends after the sentence; then the translation ends with it."""
-    is_spaced: bool = False
-    """Whether it has no text, but space on both sides, as a picture between words."""
+    has_space_before: bool = False
+    """Whether space stands before it that the sentence may lack: of the space on both
+    sides of a picture, the sentence has one."""
+    has_space_after: bool = False
+    """Whether such space stands after it."""
 
 
 SentenceTags = tuple[Element, ...]
@@ -240,15 +243,16 @@ class _Placed:
 
     element: Element
     span: Span
-    children: list["_Placed"] = field(default_factory=list)
+    children: list["_Placed"]
+    has_spaces: tuple[bool, bool]
+    """Whether space must stand before it, and after it, unless it tears a word."""
 
 
 def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
     element, (at, end) = placed.element, placed.span
-    needs_space = (
-        _needs_spaces(translation, at) if element.is_spaced else (False, False)
-    )
-    if needs_space[0] and next(filter(None, reversed(parts))) != " ":
+    has_space_before, has_space_after = placed.has_spaces
+    is_apart = next(filter(None, reversed(parts)), "") == " "
+    if has_space_before and not is_apart and _lacks_space_before(translation, at):
         parts.append(" ")
     parts.append(element.opening)
     if not element.is_copied:
@@ -258,20 +262,23 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
             at = child.span[1]
         parts.append(escape(translation[at:end], quote=False))
     parts.append(element.closing)
-    if needs_space[1]:
+    if has_space_after and _lacks_space_after(translation, end):
         parts.append(" ")
 
 
-def _needs_spaces(text: str, at: int) -> tuple[bool, bool]:
-    """Return whether a spaced element at a place needs a space before and after it."""
-    if not _is_spaced_place(text, at, _final_marks(text)):
-        return False, False
+def _lacks_space_before(text: str, at: int) -> bool:
+    """Return whether a spaced element at a place needs a space before it."""
+    before = text[max(at - 1, 0) : at]
+    is_missing = before != "" and not before.isspace()
+    return is_missing and _is_spaced_place(text, at, _final_marks(text))
+
+
+def _lacks_space_after(text: str, at: int) -> bool:
+    """Return whether a spaced element at a place needs a space after it."""
     before, after = text[max(at - 1, 0) : at], text[at : at + 1]
     closes = not before.isspace() and CLOSING_MARKS.match(text, at)
-    return (
-        before != "" and not before.isspace(),
-        after != "" and not after.isspace() and not closes,
-    )
+    is_missing = after != "" and not after.isspace() and not closes
+    return is_missing and _is_spaced_place(text, at, _final_marks(text))
 
 
 def _is_spaced_place(text: str, at: int, final_marks: int) -> bool:
@@ -316,7 +323,17 @@ class _Placement:
             end = high if child.ends_after else min(max(end, start), high)
             children.append(self.placed(child, (start, end)))
             low = end
-        return _Placed(element, span, children)
+        has_spaces = element.has_space_before, element.has_space_after
+        if element.is_copied and span[0] == span[1]:
+            has_spaces = self._spaces_around(element)
+        return _Placed(element, span, children, has_spaces)
+
+    def _spaces_around(self, element: Element) -> tuple[bool, bool]:
+        """Return whether an element that is added to the translation needs space before
+        and after it: no word of the sentence touches it there."""
+        before = self._sentence[max(element.start - 1, 0) : element.start]
+        after = self._sentence[element.end : element.end + 1]
+        return not _is_of_word(before), not _is_of_word(after)
 
     @staticmethod
     def _order(wanted: tuple[Element, Span]) -> tuple[int, int]:
@@ -329,20 +346,32 @@ class _Placement:
         """Return the span of an element without regard to its siblings."""
         if element.start == element.end:
             at = self._point(element.start)
-            if element.is_spaced:
-                at = min(self._spaced_places, key=lambda place: abs(place - at))
+            if element.has_space_before or element.has_space_after:
+                at = self._nearest_spaced(at)
             return at, at
         span = self._around_words(element)
         if span is None:
             start = self._point(element.start)
+            if element.is_copied:
+                added = self._added(element, start)
+                return self._same_text(element, (start, start), within) or added
             return start, max(self._point(element.end), start)
         if element.is_copied:
             # No guess takes words of the translation away, and no links take all: words
             # beyond the element's own must be from elsewhere.
             is_inserted = self._links.is_guessed or self._is_all_and_more(element, span)
-            instead = (span[0], span[0]) if is_inserted else span
+            instead = self._added(element, span[0]) if is_inserted else span
             return self._same_text(element, span, within) or instead
         return self._with_spaces(element, span)
+
+    def _added(self, element: Element, at: int) -> Span:
+        """Return the span, near a place, of an element that replaces no word."""
+        is_spaced = any(self._spaces_around(element))
+        at = self._nearest_spaced(at) if is_spaced else at
+        return at, at
+
+    def _nearest_spaced(self, at: int) -> int:
+        return min(self._spaced_places, key=lambda place: abs(place - at))
 
     @cached_property
     def _spaced_places(self) -> list[int]:
@@ -392,16 +421,20 @@ class _Placement:
         return self._sentence[a:b] == self._translation[c:d]
 
     def _same_text(self, element: Element, near: Span, within: Span) -> Span | None:
-        """Find the element's own text in the translation, as near `near` as it is."""
-        text = self._sentence[element.start : element.end]
+        """Find the element's own text in the translation, as near `near` as it is.
+
+        The translation may lack the space at the edges of the text.
+        """
+        own = self._sentence[element.start : element.end]
         (low, high), wanted = within, near[0]
-        after = self._translation.find(text, wanted, high)
-        before = self._translation.rfind(text, low, min(wanted + len(text), high))
-        places = [place for place in (after, before) if place >= 0]
-        if not places:
-            return None
-        start = min(places, key=lambda place: abs(place - wanted))
-        return start, start + len(text)
+        for text in filter(None, (own, own.strip())):
+            after = self._translation.find(text, wanted, high)
+            before = self._translation.rfind(text, low, min(wanted + len(text), high))
+            places = [place for place in (after, before) if place >= 0]
+            if places:
+                start = min(places, key=lambda place: abs(place - wanted))
+                return start, start + len(text)
+        return None
 
     def _with_spaces(self, element: Element, span: Span) -> Span:
         """Add as many spaces at the edges as the element had in the sentence."""
@@ -481,6 +514,11 @@ def _densest(flags: Sequence[bool]) -> Span | None:
         if total > best_sum:
             best, best_sum = (begin, i + 1), total
     return best
+
+
+def _is_of_word(character: str) -> bool:
+    """Return whether a character is of a word in a script with spaces."""
+    return character.isalnum() and UNSPACED_UNIT.match(character) is None
 
 
 def _edge_spaces(text: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from transduce.text.inline_tags import (
     links_by_place,
     with_tags,
 )
-from transduce.text.languages import base
+from transduce.text.languages import UNSPACED_LETTER, base
 from transduce.text.splitting import (
     Segment,
     has_letter,
@@ -74,6 +74,11 @@ UNREADABLE = RAW_TEXT | RUBY | {"template", "object", "canvas", "svg", "math"}
 """Elements whose text does not belong to the sentence around them."""
 HIDDEN = RUBY_PARTS | {"", "noembed", "noscript", "script", "style", "template", "wbr"}
 """Names of elements that show nothing where they stand; comments have none."""
+EMPTY_ANCHOR = "a"
+"""Name of an element that shows nothing if it is empty; other empty elements are often
+pictures by their style."""
+MAX_RAISED = 32
+"""Maximum length of a `sup` that may be the number of a note."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
 HTML_ENCODINGS = ("text/html", "application/xhtml+xml")
@@ -263,6 +268,7 @@ class _Reader:
         is_nested = not self._close_ended(tag.number, tag.start)
         opened = self._opened(element, tag)
         outer = self._is_translated
+        self._space_copied(opened.name)
         is_void = self._is_void(element, tag, opened)
         if not is_void:
             self._stack.append(opened)
@@ -287,6 +293,7 @@ class _Reader:
         while self._stack[-1].number != tag.number:
             is_nested &= self._stack[-1].ends_with_next
             self._pop(tag.start)
+        self._space_copied(name)
         if self._copied_from is None:
             self._add_tag("end" if is_nested else "block", tag, name)
         self._pop(tag.end, is_tag=True)
@@ -354,6 +361,11 @@ class _Reader:
         if name in BLOCKS or self._has_dangling:
             kind = "block"
         self._pieces.append(Piece(kind, tag.start, tag.end, name=name))
+
+    def _space_copied(self, name: str) -> None:
+        """Add space to copied text where a block begins or ends in it."""
+        if self._copied_from is not None and name in BLOCKS:
+            self._copied_text.append(" ")
 
     def _begin_copy(self, tag: _Tag, opened: _Open) -> None:
         self._copied_from, self._copied_name = tag.start, opened.name
@@ -508,8 +520,11 @@ def _plain_pieces(html: str, start: int, end: int) -> Iterator[Piece]:
 
 SPACES = " \t\n\f\r"
 """White space of HTML; a browser shows a run of it as one space."""
-WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[^{SPACES}]+")
+UNSEEN = "\u00ad\u200b\u2060\ufeff"
+"""Soft hyphens and other characters within words that show nothing."""
+WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[{UNSEEN}]+|[^{SPACES}{UNSEEN}]+")
 MARK = re.compile(r"[^\w\s]")
+RAISED = "\u00b9"
 MAX_TAGS = 128
 """Maximum number of inline tags of a sentence. With more, each text between two tags is
 translated separately, so that time stays linear in the text."""
@@ -531,8 +546,8 @@ def split_html(
         begin = place
         for segment, start, end in _segments_of(source, block, code, splits_lines):
             if place < start:
-                space = block.space_within(place, start) if place > begin else None
-                segments += _between(source, place, start, space)
+                spaces = block.spaces_within(place, start) if place > begin else []
+                segments += _between(source, place, start, spaces)
             segments.append(segment)
             place = end
     if place < len(source.text):
@@ -541,14 +556,15 @@ def split_html(
 
 
 def _between(
-    source: Source, start: int, end: int, space: tuple[int, int] | None
-) -> list[Segment]:
-    """Segments of the markup between two sentences, with the space in it apart."""
-    begin, stop = space or (start, start)
-    parts = [source.cut(start, begin), source.cut(begin, stop), source.cut(stop, end)]
-    return [
-        Segment(part, is_space=i == 1) for i, part in enumerate(parts) if part != ""
-    ]
+    source: Source, start: int, end: int, spaces: Sequence[tuple[int, int]]
+) -> Iterator[Segment]:
+    """Segments of the markup between two sentences, with the spaces in it apart."""
+    for begin, stop in [*spaces, (end, end)]:
+        if start < begin:
+            yield Segment(source.cut(start, begin))
+        if begin < stop:
+            yield Segment(source.cut(begin, stop), is_space=True)
+        start = stop
 
 
 def written_html(
@@ -581,6 +597,43 @@ def join_html(
     )
 
 
+class _TagRun:
+    """Tags between two texts, or between a text and the white space after it."""
+
+    def __init__(self) -> None:
+        self._last: Piece | None = None
+        """Last tag of an element that may show something."""
+        self._edges: tuple[Piece, Piece] | None = None
+        """First of the start tags before the first picture, and last tag after it."""
+        self._first_start: Piece | None = None
+
+    def add(self, tag: Piece) -> bool:
+        """Add the next tag; return whether it is a picture, or ends one."""
+        if tag.name in HIDDEN:
+            return False
+        last, self._last = self._last, tag
+        if tag.kind == "start":
+            self._first_start = self._first_start or tag
+            return False
+        is_empty = last is not None and (last.kind, last.name) == ("start", tag.name)
+        is_picture = tag.kind != "end" or (is_empty and tag.name != EMPTY_ANCHOR)
+        if self._edges is not None:
+            self._edges = self._edges[0], tag
+        elif is_picture:
+            self._edges = self._first_start or tag, tag
+        else:
+            self._first_start = None
+        return is_picture
+
+    def take_edges(self) -> tuple[Piece, Piece] | None:
+        """Tag after the space before a picture, and the one before the white space that
+        follows now; None without a picture since other space."""
+        edges = self._edges
+        if edges is not None:
+            self._last, self._edges, self._first_start = None, None, None
+        return edges
+
+
 @dataclass
 class _Block:
     """Block of text with the tags in it."""
@@ -593,18 +646,27 @@ class _Block:
     spans: list[tuple[int, int]] = field(default_factory=list)
     """Span of each part in the source."""
     tags: list[Piece] = field(default_factory=list)
-    spaced: set[int] = field(default_factory=set)
-    """Offsets in the source of the tags that have white space on both sides, of which
-    the text has only the first."""
+    pictures: list[int] = field(default_factory=list)
+    """Offsets in the source of tags that show something without text."""
+    spaced_before: set[int] = field(default_factory=set)
+    """Offsets in the source of the tags before pictures, or of pictures, that have
+    space on both sides, of which the text has only the first."""
+    spaced_after: set[int] = field(default_factory=set)
+    """Offsets in the source of the tags before the second of such spaces."""
+    left_out: list[tuple[int, int]] = field(default_factory=list)
+    """Spans in the source of the white space that the text leaves out after other."""
     copied: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the text that belong to copied elements."""
+    raised: list[tuple[int, int]] = field(default_factory=list)
+    """Spans of the text that are above the line, as the numbers of notes are."""
+    _run: _TagRun = field(default_factory=_TagRun)
 
     def add(self, piece: Piece) -> None:
         """Add the next piece."""
         if piece.kind == "copied":
             self._add_copied(piece)
         elif piece.kind != "text":
-            self.tags.append(piece)
+            self._add_tag(piece)
         elif len(piece.text) == piece.end - piece.start:
             for match in WORD_OR_SPACE.finditer(piece.text):
                 start, end = match.span()
@@ -612,38 +674,63 @@ class _Block:
         elif piece.text:
             self._add(piece.text, piece.start, piece.end)
 
-    def _add_copied(self, piece: Piece) -> None:
+    def _add_tag(self, piece: Piece) -> None:
         self.tags.append(piece)
-        start, text = self.length, " ".join(piece.text.split())
-        if text:
-            # One part, as no sentence ends within it.
-            self._append(text, piece.start, piece.end)
-            self.copied.append((start, self.length))
+        if self._run.add(piece):
+            self.pictures.append(piece.start)
+        if piece.name == "sup":
+            self._add_raised(is_end=piece.kind == "end")
+
+    def _add_raised(self, *, is_end: bool) -> None:
+        if not is_end:
+            self.raised.append((self.length, self.length))
+        elif self.raised and self.length - self.raised[-1][0] <= MAX_RAISED:
+            self.raised[-1] = (self.raised[-1][0], self.length)
+
+    def _add_copied(self, piece: Piece) -> None:
+        text = " ".join(piece.text.split())
+        starts_apart = not self.parts or self.parts[-1].endswith(" ")
+        if piece.text[:1].isspace() and not starts_apart:
+            text = f" {text}"
+        if piece.text[-1:].isspace() and text.strip():
+            text = f"{text} "
+        if not text:
+            self._add_tag(piece)
+            return
+        self.tags.append(piece)
+        if not text.strip():
+            self.pictures.append(piece.start)
+        start = self.length
+        # One part, as no sentence ends within it.
+        self._append(text, piece.start, piece.end)
+        self.copied.append((start, self.length))
 
     def _add(self, text: str, start: int, end: int) -> None:
-        if not text.strip(SPACES):
-            if self.parts and not self.parts[-1].endswith(" "):
-                self._append(" ", start, end)
-            elif self.parts and (shown := self._shown_before(start)) is not None:
-                self.spaced.add(shown.start)
-            return
-        self._append(text, start, end)
+        if text.strip(SPACES):
+            if text.strip(UNSEEN) or self._is_in_unspaced_script:
+                self._append(text, start, end)
+        elif self.parts and not self.parts[-1].endswith(" "):
+            self._append(" ", start, end)
+        elif self.parts:
+            self.left_out.append((start, end))
+            if edges := self._run.take_edges():
+                self.spaced_before.add(edges[0].start)
+                self.spaced_after.add(edges[1].start)
 
-    def _shown_before(self, end: int) -> Piece | None:
-        """Last tag of those before a place, but for hidden elements."""
-        for tag in reversed(self.tags):
-            if tag.end != end:
-                return None
-            if tag.name not in HIDDEN:
-                return tag
-            end = tag.start
-        return None
+    @property
+    def _is_in_unspaced_script(self) -> bool:
+        """Whether the last letter is of a script in which what shows nothing may stand
+        between words, as in Khmer."""
+        return (
+            bool(self.parts) and UNSPACED_LETTER.match(self.parts[-1][-1]) is not None
+        )
 
     def _append(self, text: str, start: int, end: int) -> None:
         self.starts.append(self.length)
         self.spans.append((start, end))
         self.parts.append(text)
         self.length += len(text)
+        self._run = _TagRun()
 
     def source_of(self, start: int, end: int) -> tuple[int, int]:
         """Span of the source for a span of the text."""
@@ -661,21 +748,23 @@ class _Block:
         number = bisect_left(self.spans, (source, source))
         return self.starts[number] if number < len(self.starts) else self.length
 
-    def space_within(self, start: int, end: int) -> tuple[int, int] | None:
-        """Span of the space between two sentences, in the source between them.
+    def spaces_within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Spans of the space between two sentences, in the source between them.
 
-        None if there is none, if the texts around it are of scripts without it, or if
-        more than start and end tags is between the sentences, such as a picture.
+        There are none if the texts around it are of scripts without it, or if something
+        is shown between the sentences, such as a picture.
         """
         before, after = self.text_at(start), self.text_at(end)
-        first = bisect_left(self.tags, start, key=_start)
-        last = bisect_left(self.tags, end, lo=first, key=_start)
-        kinds = {tag.kind for tag in self.tags[first:last]}
-        if self.text[before:after] != " " or not kinds <= {"start", "end"}:
-            return None
+        if self.text[before:after] != " ":
+            return []
+        if bisect_left(self.pictures, start) < bisect_left(self.pictures, end):
+            return []
         if not has_written_space(self.text, before, after):
-            return None
-        return self.spans[bisect_left(self.spans, (start, start))]
+            return []
+        written = self.spans[bisect_left(self.spans, (start, start))]
+        first = bisect_left(self.left_out, written)
+        last = bisect_left(self.left_out, (end, end), lo=first)
+        return [written, *self.left_out[first:last]]
 
     def _is_as_read(self, number: int) -> bool:
         start, end = self.spans[number]
@@ -687,12 +776,28 @@ class _Block:
         return "".join(self.parts)
 
     def readable(self) -> str:
-        """Text for sentence splitting, with the marks of copied elements masked."""
+        """Text for sentence splitting, as long as the text.
+
+        Marks of copied elements are masked, and text above the line is in superscript
+        digits, as notes are in plain text.
+        """
         parts, place = list[str](), 0
-        for start, end in self.copied:
-            parts += [self.text[place:start], MARK.sub("x", self.text[start:end])]
+        for start, end, is_raised in self._masked():
+            text = self.text[start:end]
+            masked = RAISED * len(text) if is_raised else MARK.sub("x", text)
+            parts += [self.text[place:start], masked]
             place = end
         return "".join([*parts, self.text[place:]])
+
+    def _masked(self) -> Iterator[tuple[int, int, bool]]:
+        """Spans that are masked, in order, with whether they are above the line."""
+        spans = [(*span, False) for span in self.copied]
+        spans += [(*span, True) for span in self.raised]
+        place = 0
+        for start, end, is_raised in sorted(spans):
+            if place <= start < end:
+                yield start, end, is_raised
+                place = end
 
 
 def _blocks(pieces: Sequence[Piece]) -> list[_Block]:
@@ -764,18 +869,18 @@ def _segments_of(
 def _sentences(
     block: _Block, language: str | None, splits_lines: bool
 ) -> list[_Sentence]:
-    """Sentences of a block, and the texts without letters that touch one of them."""
-    spans = list(sentence_spans(block.readable(), language, splits_lines=splits_lines))
-    starts, ends = {start for start, _ in spans}, {end for _, end in spans}
-    sentences: list[_Sentence] = []
-    for start, end in spans:
-        is_kept = not _has_own_letter(block, start, end)
-        touches_another = start in ends or end in starts
-        # Other text without letters is copied with the tags around it.
-        if touches_another or not is_kept:
-            place = block.source_of(start, end)
-            sentences.append(_Sentence(start, end, *place, is_kept))
-    return sentences
+    """Sentences of a block; none if no sentence of it has a letter."""
+    spans = sentence_spans(block.readable(), language, splits_lines=splits_lines)
+    sentences = [
+        _Sentence(
+            start,
+            end,
+            *block.source_of(start, end),
+            is_kept=not _has_own_letter(block, start, end),
+        )
+        for start, end in spans
+    ]
+    return [] if all(each.is_kept for each in sentences) else sentences
 
 
 def _adjacent(
@@ -885,8 +990,10 @@ class _PlacedTag(NamedTuple):
     """Source of the tag, with the white space between it and the sentence."""
     at: int
     end: int
-    is_spaced: bool
-    """Whether white space stands on both sides of the tag."""
+    has_space_before: bool
+    """Whether it stands after the first of two spaces around a picture."""
+    has_space_after: bool
+    """Whether it stands before the second of them."""
 
 
 def _placed_tags(
@@ -908,9 +1015,9 @@ def _placed_tags(
         if tag.kind == "copied" and tag.text:
             place = block.text_at(tag.end) - sentence.text_start
             end = min(max(place, at), length)
-        is_spaced = tag.start in block.spaced
+        has_spaces = tag.start in block.spaced_before, tag.start in block.spaced_after
         text = source.cut(start, stop)
-        placed.append(_PlacedTag(tag.kind, tag.name, text, at, end, is_spaced))
+        placed.append(_PlacedTag(tag.kind, tag.name, text, at, end, *has_spaces))
     return placed
 
 
@@ -931,7 +1038,8 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
         if tag.kind == "start":
             levels.append((tag, []))
         elif tag.kind != "end":
-            children.append(_element(tag, tag.end, is_copied=tag.end > tag.at))
+            single = _element(tag, tag.end, is_copied=tag.end > tag.at)
+            children.append(replace(single, has_space_after=tag.has_space_after))
         elif start is None:
             begun = Element(
                 start=0,
@@ -940,15 +1048,12 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
                 closing=tag.source,
                 children=tuple(children),
                 begins_before=True,
+                has_space_after=tag.has_space_after,
             )
             levels = [(None, [begun])]
         elif start.name == tag.name:
             levels.pop()
-            whole = _element(start, tag.at, children, closing=tag.source)
-            # An anchor without content shows nothing.
-            is_shown = start.name != "a" or whole.children
-            is_spaced = tag.is_spaced and whole.start == whole.end and bool(is_shown)
-            levels[-1][1].append(replace(whole, is_spaced=is_spaced))
+            levels[-1][1].append(_element(start, tag.at, children, tag))
         else:
             return None
     while len(levels) > 1:
@@ -963,16 +1068,17 @@ def _element(
     tag: _PlacedTag,
     end: int,
     children: Sequence[Element] = (),
+    end_tag: _PlacedTag | None = None,
     *,
-    closing: str = "",
     is_copied: bool = False,
 ) -> Element:
     return Element(
         start=tag.at,
         end=end,
         opening=tag.source,
-        closing=closing,
+        closing=end_tag.source if end_tag else "",
         children=tuple(children),
         is_copied=is_copied,
-        is_spaced=tag.is_spaced and tag.kind != "start",
+        has_space_before=tag.has_space_before,
+        has_space_after=end_tag is not None and end_tag.has_space_after,
     )

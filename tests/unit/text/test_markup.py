@@ -48,6 +48,15 @@ def test_translations_of_sentences_without_space_between_are_spaced(
         ("<p>It runs. <b>He sits.</b> Done.</p>", "<p>他跑。<b>他坐。</b>好。</p>"),
         ("<p>It runs.</p> <p>He sits.</p> Done.", "<p>他跑。</p> <p>他坐。</p> 好。"),
         ("<p>It runs. <img> He sits.<br> Done.", "<p>他跑。 <img> 他坐。<br> 好。"),
+        ("It runs. <b> He sits. </b> Done.", "他跑。<b>他坐。</b>好。"),
+        (
+            "It runs. <!-- c --> He sits.<wbr> Done.",
+            "他跑。<!-- c -->他坐。<wbr>好。",
+        ),
+        (
+            "It runs. <i class=x></i> He sits. <b> <img></b> Done.",
+            "他跑。 <i class=x></i> 他坐。 <b> <img></b> 好。",
+        ),
     ],
 )
 def test_translations_into_chinese_have_no_space_between_sentences(
@@ -79,6 +88,24 @@ def test_sentences_without_a_letter_are_spaced_as_translations(
     segments = split_html(html, "zh")
     assert "".join(each.text for each in segments) == html
     assert join_html(segments, ["A.", "B."]) == expected
+    assert join_html(segments, sentences(segments)) == html
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("It runs. <i>5!</i> <b>6!</b> Done.", "他跑。<i>5!</i><b>6!</b>他坐。"),
+        ("7! It <b>runs. 8!</b> <i>Done. 9!</i>", "7!他<b>跑。8!</b><i>他坐。9!</i>"),
+        ("It runs. <i>5!</i> <img> Done.", "他跑。<i>5!</i> <img> 他坐。"),
+        ("<p>It runs.</p> <p>5! 6!</p> Done.", "<p>他跑。</p> <p>5! 6!</p> 他坐。"),
+    ],
+)
+def test_sentences_without_a_letter_have_no_space_around_them_in_chinese(
+    html: str, expected: str
+) -> None:
+    segments = split_html(html, "en")
+    assert "".join(each.text for each in segments) == html
+    assert join_html(segments, ["他跑。", "他坐。"]) == expected
     assert join_html(segments, sentences(segments)) == html
 
 
@@ -188,6 +215,19 @@ def test_tags_do_not_part_a_vowel_sign_from_its_consonant() -> None:
         ("A <rt>word alone</rt> here", ["A word alone here"]),
         ("Hi <svg class=icon/></svg> you. B", ["Hi you.", "B"]),
         ("The <ruby>漢<rp>(<rt>no<rp>)</ruby> text. B", ["The 漢 text.", "B"]),
+        (
+            "Use<code> x </code>now, <kbd>y </kbd> or<i translate=no> </i>z.",
+            ["Use x now, y or z."],
+        ),
+        ("<code> x</code> is <code>a<br>b<p>c</p></code>.", ["x is a b c ."]),
+        ("A su&shy;per\u00addog&#8203;house&#xFEFF;.", ["A superdoghouse."]),
+        ("Ein Hund.&#8203; Eine Katze.", ["Ein Hund.", "Eine Katze."]),
+        ("ខ្មែរ&#8203;ខ្មែរ", ["ខ្មែរ\u200bខ្មែរ"]),
+        (
+            "A dog.<sup>1</sup> It.<sup><a>[2]</a></sup><sup>[note 3]</sup> B",
+            ["A dog.1", "It.[2][note 3]", "B"],
+        ),
+        ("The 1<sup>st</sup> dog<sup>2</sup>. B", ["The 1st dog2.", "B"]),
     ],
 )
 def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> None:
@@ -217,6 +257,10 @@ def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> N
         "<ruby><rb>漢<rt>kan<rb>字<rt>ji</ruby> is text.",
         "Enter <input> € now <input> + <input> or <img> → (“yes”) <img> (“no”).",
         "A <img> &amp; bye <svg class=icon/></svg> now <img> .net.",
+        "A <b>dog <img></b> runs <i>to <a>me <img></a></i> now.",
+        "<label>Name: <input></label> goes <a><svg/></a> <img> here.",
+        "<b>One. A dog <img></b> runs <b><img> to me. One</b>.",
+        "Use<code> x </code>now,<kbd>y </kbd>or<i translate=no> </i>z.",
     ],
 )
 def test_joining_the_source_text_restores_the_document(html: str) -> None:
@@ -249,6 +293,9 @@ def test_white_space_in_a_block_is_one_space() -> None:
         ("<i>A</i> <img> <b>b</b> c", "x-y-z", "<i>x-</i><img><b>y</b>-z"),
         ("Click <img><!-- c --> here.", "单击这里。", "单击 <img> <!-- c -->这里。"),
         ("Now <img> click (it).", "请（点）。", "请 <img> （点）。"),
+        ("Big <b>dog <img></b> runs.", "大狗跑。", "大<b>狗 <img></b> 跑。"),
+        ("Big <a><img> dog</a> runs.", "大狗跑。", "大 <a><img> 狗</a>跑。"),
+        ("Big <img><b> dog</b> runs.", "大狗跑。", "大 <img> <b>狗</b>跑。"),
     ],
 )
 def test_a_picture_with_space_around_it_keeps_it_in_the_translation(
@@ -360,7 +407,28 @@ def test_a_copied_element_does_not_replace_the_whole_translation(
     segments = split_html("<code>x</code> runs.")
     links = by_words("x runs.", translation, dict.fromkeys(words, "x"))
     found = join_html(segments, [translation], [links])
-    assert found == f"<code>x</code>{translation}"
+    assert found == f"<code>x</code> {translation}"
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("Press <kbd>F1</kbd> now.", "Drücken jetzt.", "Drücken <kbd>F1</kbd> jetzt."),
+        ("Press <kbd>F1</kbd> now.", "Jetzt drücken.", "Jetzt drücken <kbd>F1</kbd>."),
+        ("Press <kbd>F1</kbd>.", "Drücken.", "Drücken <kbd>F1</kbd>."),
+        ("<kbd>F1</kbd> now.", "Jetzt.", "<kbd>F1</kbd> Jetzt."),
+        ("Press<kbd> F1 </kbd>now.", "Drücken F1.", "Drücken <kbd> F1 </kbd>."),
+        ("Press <kbd>F1</kbd> now.", "F1 jetzt.", "<kbd>F1</kbd> jetzt."),
+    ],
+)
+def test_a_copied_element_without_words_in_the_translation_is_spaced(
+    html: str, translation: str, expected: str
+) -> None:
+    segments = split_html(html)
+    [sentence] = sentences(segments)
+    pairs = {"Drücken": "Press", "drücken": "Press", "jetzt": "now", "Jetzt": "now"}
+    links = by_words(sentence, translation, pairs | {".": "."})
+    assert join_html(segments, [translation], [links]) == expected
 
 
 @pytest.mark.parametrize(
