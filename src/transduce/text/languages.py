@@ -111,6 +111,9 @@ PREFERRED = {
 }  # fmt: skip
 """Preferred codes for obsolete and longer ones."""
 
+LIBRETRANSLATE = {"pb": "pt-BR", "zt": "zh-Hant"}
+"""Tags for codes of LibreTranslate that are none of ISO 639."""
+
 REGIONS = {
     "AR": "Argentina", "AT": "Austria", "AU": "Australia", "BE": "Belgium",
     "BR": "Brazil", "CA": "Canada", "CH": "Switzerland", "CN": "China",
@@ -294,6 +297,8 @@ def canonical(tag: str) -> str:
     parts = _parse(tag)
     if parts is None:
         raise ConfigError(_no_tag(tag))
+    if parts[0] in LIBRETRANSLATE:
+        return LIBRETRANSLATE[parts[0]]
     language = parts["language"]
     extended = parts["extended"] or ""
     if extended and extended[1:] in PREFERRED | NAMES:

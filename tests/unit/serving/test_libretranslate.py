@@ -1,6 +1,5 @@
 """Requests as clients of LibreTranslate send them, and answers as they read them."""
 
-import codecs
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,9 +9,8 @@ import pytest
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.serving.admission import AdmissionConfig
+from transduce.serving.admission import FORM, JSON, AdmissionConfig
 
-FORM = "application/x-www-form-urlencoded"
 FIELDS = {"q": "one two", "source": "en", "target": "de", "format": "text"}
 
 
@@ -139,7 +137,9 @@ def test_fields_may_be_in_the_query_and_in_the_form(http: RunningServer) -> None
         ("zh_CN", "pt-BR", "zh-Hans-pt-BR"),
         ("zh", "pt-PT", "zh-Hant-pt-PT"),
         ("zh-TW", "pt", "zh-Hans-pt-BR"),
-        ("zt", "pt-BR", None),
+        ("zt", "pt", "zh-Hans-pt-BR"),
+        ("ZT", "pt-PT", "zh-Hant-pt-PT"),
+        ("zh", "pb", "zh-Hans-pt-BR"),
         ("auto", "pt-PT", "zh-Hant-pt-PT"),
         ("auto", "pt", "zh-Hans-pt-BR"),
         ("en", "nb", "en-no"),
@@ -241,8 +241,48 @@ def test_the_last_of_repeated_json_fields_is_used(http: RunningServer) -> None:
     assert http.post("/translate", body).json == expected
 
 
-def test_a_byte_order_mark_before_json_is_ignored(http: RunningServer) -> None:
-    body = json.dumps({"q": "one", "source": "en", "target": "de"}).encode()
-    expected = http.post("/translate", body)
+KINDS = (JSON, f"{JSON}; charset=x", f"{JSON}; charset=latin1", FORM)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "kinds"),
+    [
+        ("utf-8", KINDS),
+        ("utf-8-sig", KINDS[:3]),
+        ("utf-16", KINDS[:3]),
+        ("utf-16-le", KINDS[:3]),
+        ("latin-1", (f'{JSON};Charset="ISO-8859-1"', f"{FORM}; charset=windows-1252")),
+        ("gbk", (f"{JSON}; charset=gbk", f"{FORM};charset=GBK")),
+    ],
+)
+def test_a_body_may_be_in_any_encoding_that_its_type_names(
+    http: RunningServer, encoding: str, kinds: tuple[str, ...]
+) -> None:
+    text = "one é" if encoding != "gbk" else "one 世"
+    expected = http.post("/translate", FIELDS | {"q": text})
     assert expected.status == 200
-    assert http.post("/translate", codecs.BOM_UTF8 + body).json == expected.json
+    for kind in kinds:
+        if kind.startswith(FORM):
+            body = f"q={text}&source=en&target=de"
+        else:
+            body = json.dumps(FIELDS | {"q": text}, ensure_ascii=False)
+        answer = http.post("/translate", body.encode(encoding), content_type=kind)
+        assert answer.json == expected.json
+
+
+def test_an_escaped_form_may_be_in_the_encoding_that_its_type_names(
+    http: RunningServer,
+) -> None:
+    body, kind = b"q=one+%E9&source=en&target=de", f"{FORM}; charset=iso-8859-1"
+    expected = http.post("/translate", FIELDS | {"q": "one é"}).json
+    assert http.post("/translate", body, content_type=kind).json == expected
+
+
+@pytest.mark.parametrize("charset", ["", "; charset=utf-8", "; charset=base64"])
+def test_json_in_an_unnamed_encoding_is_refused(
+    http: RunningServer, charset: str
+) -> None:
+    kind = f"{JSON}{charset}"
+    answer = http.post("/translate", b'{"q": "h\xe9"}', content_type=kind)
+    assert answer.status == 400
+    assert answer.json["error"].startswith("The body must be in UTF-8, or its charset")

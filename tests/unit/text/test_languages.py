@@ -201,6 +201,19 @@ def test_every_preferred_code_has_a_name_and_none_is_replaced_itself() -> None:
     assert not is_known("gem")
 
 
+@pytest.mark.parametrize(
+    ("code", "tag", "name"),
+    [
+        ("zt", "zh-Hant", "Chinese (Traditional)"),
+        ("PB", "pt-BR", "Portuguese (Brazil)"),
+    ],
+)
+def test_codes_of_libretranslate_are_known(code: str, tag: str, name: str) -> None:
+    assert canonical(code) == tag
+    assert english_name(code) == name
+    assert best_match(code, [tag[:2], tag, "de"]) == tag
+
+
 def test_the_languages_of_a_run_are_kept_as_canonical_tags() -> None:
     languages = LanguagesConfig(source="EN", target="zh_hans")
     assert (languages.source, languages.target) == ("en", "zh-Hans")
