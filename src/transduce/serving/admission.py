@@ -14,6 +14,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -324,6 +325,15 @@ Result = TypeVar("Result")
 JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MAX_FIELDS = 1000
+CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
+CHARSETS = frozenset(
+    codecs.lookup(name).name
+    for name in (
+        "iso-8859-1", "iso-8859-15", "windows-1250", "windows-1251", "windows-1252",
+        "gb18030", "gbk", "big5", "shift_jis", "euc-kr",
+    )
+)  # fmt: skip
+"""Encodings beside UTF-8 that a client may name, as Python names them."""
 MAX_REFUSED_PER_MINUTE = 600
 """Limit on refused requests per minute and address, unless another limit is set."""
 BEARER = re.compile("bearer +(.+)", re.IGNORECASE)
@@ -412,13 +422,8 @@ class Admission:
         return message
 
     async def _body(self, request: Request) -> bytes:
-        encoding = request.headers.get("content-encoding", "identity")
-        if encoding.strip().lower() != "identity":
-            raise RefusedError(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                "The body must be sent without content-encoding, but has one.",
-            )
         most, body = self.config.max_body_bytes, bytearray()
+        self._check_head(request)
         try:
             async with asyncio.timeout(self.config.body_timeout_s):
                 async for chunk in request.stream():
@@ -437,6 +442,23 @@ class Admission:
         if len(body) > most:
             raise self._too_large()
         return bytes(body)
+
+    def _check_head(self, request: Request) -> None:
+        """Raise `RefusedError` for a body that need not be read to be refused.
+
+        A client that waits for permission to send its body may be answered before
+        (RFC 9110, section 10.1.1); others would miss the answer.
+        """
+        headers = request.headers
+        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+            raise RefusedError(
+                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+                "The body must be sent without content-encoding, but has one.",
+            )
+        is_waiting = headers.get("expect", "").strip().lower() == "100-continue"
+        size = headers.get("content-length", "0")
+        if is_waiting and int(size) > self.config.max_body_bytes:
+            raise self._too_large()
 
     def _too_large(self) -> RefusedError:
         return RefusedError(
@@ -507,9 +529,7 @@ def _parsed(
     kind = content_type.partition(";")[0].strip().lower()
     try:
         if body and (kind == JSON or kind.endswith("+json")):
-            # A byte order mark, which RFC 8259 lets a reader ignore, as some clients
-            # of Windows send it.
-            text = body.removeprefix(codecs.BOM_UTF8)
+            text = _json_text(body, content_type)
             return message_type.model_validate_json(text)
         fields = _Fields()
         fields.read(request.url.query)
@@ -519,7 +539,7 @@ def _parsed(
                     HTTPStatus.BAD_REQUEST,
                     f"The body looks like JSON; send it with content-type: {JSON}.",
                 )
-            fields.read(body.decode())
+            fields.read_body(body, content_type)
         elif body and kind == MULTIPART:
             fields.read_parts(content_type, body)
         elif body:
@@ -534,6 +554,34 @@ def _parsed(
         raise RefusedError(
             HTTPStatus.BAD_REQUEST, f"The form cannot be read ({error})."
         ) from None
+
+
+def _json_text(body: bytes, content_type: str) -> str:
+    """Decode JSON; `RefusedError` if that fails.
+
+    It is UTF-8, or has the charset that the client names. As RFC 8259 lets a reader do,
+    a byte order mark is ignored, and UTF-16 is recognised, as some clients of Windows
+    send it.
+    """
+    for encoding in (json.detect_encoding(body), _charset(content_type)):
+        with suppress(UnicodeDecodeError):
+            return body.decode(encoding)
+    raise RefusedError(
+        HTTPStatus.BAD_REQUEST,
+        "The body must be in UTF-8, or its charset must be named as in content-type: "
+        f"{JSON}; charset=iso-8859-1.",
+    )
+
+
+def _charset(content_type: str) -> str:
+    """Return the charset that a content type names, if Python knows it; else UTF-8."""
+    named = CHARSET.search(content_type)
+    try:
+        found = codecs.lookup(named[1]) if named else None
+    except LookupError:
+        found = None
+    # Others, such as base64, are no encodings of text.
+    return found.name if found is not None and found.name in CHARSETS else "utf-8"
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -557,10 +605,25 @@ class _Fields:
     def __init__(self) -> None:
         self.values: dict[str, str | list[str]] = {}
 
-    def read(self, form: str) -> None:
+    def read_body(self, form: bytes, content_type: str) -> None:
+        """Read a URL-encoded body, in UTF-8 or the charset that its type names;
+        `ValueError` if it is malformed."""
+        charset = _charset(content_type)
+        try:
+            self.read(form.decode())
+        except UnicodeDecodeError:
+            if charset == "utf-8":
+                raise
+            self.read(form.decode(charset), charset)
+
+    def read(self, form: str, charset: str = "utf-8") -> None:
         """Read a URL-encoded form or query; `ValueError` if it is malformed."""
         values = parse_qs(
-            form, keep_blank_values=True, errors="strict", max_num_fields=MAX_FIELDS
+            form,
+            keep_blank_values=True,
+            encoding=charset,
+            errors="strict",
+            max_num_fields=MAX_FIELDS,
         )
         for name, each in values.items():
             self.values[name] = each if len(each) > 1 else each[0]

@@ -36,6 +36,8 @@ TOO_LARGE = (
     "The request line, headers and chunk extensions must be shorter: at most "
     f"{MAX_HEAD_BYTES:,} bytes are read."
 )
+NO_PROXY = "The method must not be CONNECT, as this server is no proxy."
+EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
 INVALID = "The request must be valid HTTP/1.1, but is not."
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
 """Pattern of a request's target that is a whole URL: its host and its path."""
@@ -97,6 +99,8 @@ class RequestReader(h11.Connection):
     def next_event(self) -> Any:
         """Return h11's next event; `RefusedHeadError` for a head that is refused."""
         is_idle = self.their_state is h11.IDLE
+        if is_idle and self._skip_empty_lines():
+            return h11.NEED_DATA
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as error:
@@ -107,6 +111,15 @@ class RequestReader(h11.Connection):
                 status = HTTPStatus.REQUEST_URI_TOO_LONG
             raise RefusedHeadError(status, TOO_LARGE) from None
         return _checked(event) if isinstance(event, h11.Request) else event
+
+    def _skip_empty_lines(self) -> bool:
+        """Skip empty lines before a request line, which old clients send after a body
+        (RFC 9112, section 2.2); return whether a half of a line break is left."""
+        given, _ = self.trailing_data
+        breaks = EMPTY_LINES.match(given)
+        if breaks is not None and breaks.end():
+            self._receive_buffer.maybe_extract_at_most(breaks.end())
+        return given[breaks.end() :] == b"\r" if breaks else False
 
 
 def _checked(request: h11.Request) -> h11.Request:
@@ -123,6 +136,9 @@ def _checked(request: h11.Request) -> h11.Request:
             HTTPStatus.HTTP_VERSION_NOT_SUPPORTED,
             f"The HTTP version must be 1.x, but is {version.decode()}.",
         )
+    if request.method == b"CONNECT":
+        # What follows may be meant for the tunnel (RFC 9110, section 9.3.6).
+        raise RefusedHeadError(HTTPStatus.NOT_IMPLEMENTED, NO_PROXY)
     names = {name for name, _ in request.headers}
     if b"transfer-encoding" in names and b"content-length" in names:
         raise _malformed(
@@ -143,8 +159,8 @@ def _in_origin_form(request: h11.Request) -> h11.Request:
     target = request.target
     absolute = ABSOLUTE_TARGET.fullmatch(target)
     if absolute is None:
-        is_valid = target.startswith(b"/") or request.method == b"CONNECT"
-        if is_valid or (request.method, target) == (b"OPTIONS", b"*"):
+        is_star = (request.method, target) == (b"OPTIONS", b"*")
+        if target.startswith(b"/") or is_star:
             return request
         raise _malformed(INVALID)
     host, path = absolute.groups()

@@ -118,6 +118,16 @@ def test_requests_in_a_row_are_answered_in_their_order(http: RunningServer) -> N
     assert first < answer.index(b'"models"') < answer.rindex(b"translatedText")
 
 
+def test_empty_lines_between_requests_are_skipped(http: RunningServer) -> None:
+    answer = answered(http, post() + b"\r\n" + HEALTH + b"\r\n\n" + HEALTH)
+    assert answer.count(b"HTTP/1.1 200 OK") == 3
+    with connected(http) as client:
+        for half in (b"\r", b"\n" + HEALTH):
+            client.sendall(half)
+        client.shutdown(socket.SHUT_WR)
+        assert everything(client).startswith(b"HTTP/1.1 200 OK")
+
+
 def test_a_half_closed_client_can_wait_for_its_answer(
     trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +185,8 @@ def test_a_body_that_ends_early_is_refused(http: RunningServer) -> None:
         (b"GET health HTTP/1.1\r\n" + HOST + b"\r\n", 400, "valid HTTP"),
         (b"GET http:///health HTTP/1.1\r\n" + HOST + b"\r\n", 400, "valid HTTP"),
         (b"OPTIONS health HTTP/1.1\r\n" + HOST + b"\r\n", 400, "valid HTTP"),
+        (b"\r\r\n" + HEALTH, 400, "valid HTTP"),
+        (b"CONNECT a.org:443 HTTP/1.1\r\nhost: a.org:443\r\n\r\n", 501, "no proxy."),
         (HEALTH.replace(b"host:", b"a:\r\n" * 4_000 + b"host:"), 431,
          "at most 16,384 bytes are read"),
         (b"GET /" + b"a" * 500_000, 414, "at most 16,384 bytes are read"),
@@ -191,9 +203,19 @@ def test_a_malformed_request_is_refused_in_json(
     assert error in error_of(answer)
 
 
-def test_a_refused_request_ends_its_connection(http: RunningServer) -> None:
-    both = post().replace(b"host:", b"transfer-encoding: chunked\r\nhost:")
-    assert answered(http, both + HEALTH, ends=False).count(b"HTTP/1.1 ") == 1
+@pytest.mark.parametrize(
+    "refused",
+    [
+        post().replace(b"host:", b"transfer-encoding: chunked\r\nhost:"),
+        HEALTH.replace(b"GET", b"CONNECT"),
+        b"CONNECT localhost:443 HTTP/1.1\r\n" + HOST + b"\r\n",
+    ],
+)
+def test_a_refused_request_ends_its_connection(
+    http: RunningServer, refused: bytes
+) -> None:
+    answer = answered(http, refused + HEALTH, ends=False)
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 @pytest.mark.parametrize(
@@ -201,6 +223,7 @@ def test_a_refused_request_ends_its_connection(http: RunningServer) -> None:
     [
         HEALTH.replace(b"\r\n", b"\n"),
         HEALTH.replace(b"1.1", b"1.9"),
+        b"\r\n\n\r\n" + HEALTH,
         HEALTH.replace(b"host:", b"x: a\r\n  b\r\nhost:"),
         HEALTH.replace(b"/health", b"/health?x=http://a"),
         HEALTH.replace(b"/health", b"http://localhost/health"),
@@ -232,6 +255,17 @@ def test_a_client_may_wait_before_it_sends_the_body(http: RunningServer) -> None
         assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
         client.sendall(body)
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_client_that_waits_with_a_long_body_is_refused_at_once(
+    http: RunningServer,
+) -> None:
+    head, _, _ = post(body=b" " * 200_000).partition(b"\r\n\r\n")
+    with connected(http) as client:
+        client.sendall(head + b"\r\nexpect: 100-Continue\r\n\r\n")
+        answer = client.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert error_of(answer).startswith("The body must have at most 130,000 bytes")
 
 
 @pytest.fixture
