@@ -27,7 +27,8 @@ STAND_IN = "\ue000"
 ELISION = r"(?:[Tt](?:is|was|were|will)|[Ee]m|[Nn]|[Cc]ause|[Tt]il|[Bb]out|[Rr]ound)\b"
 
 
-QUOTE = re.compile(r"['\"]")
+QUOTE = re.compile(r"(?<!\w)(?:``|'')|(?:``|'')(?!\w)|['\"]")
+"""Pattern of a quote. Double ones may be written `` and '', as in TeX."""
 
 
 BEFORE_OPENING = re.compile(r"(?:[\s(\[{<`'\"—–]|--)$")
@@ -130,10 +131,12 @@ def _with_quotes(text: str) -> str:
         written.append(text[start:place])
         if is_after_closing and match[0] == "'":
             written.append("'")
+        elif len(match[0]) > 1:
+            written.append(f" {match[0]} ")
         else:
             is_closed = place < last_closing
             written.append(_quote(text, place, is_open=is_open, is_closed=is_closed))
-        if match[0] == '"':
+        if match[0] != "'":
             is_open = "`" in written[-1]
         start = match.end()
     return "".join(written) + text[start:]

@@ -84,8 +84,13 @@ class Tree:
 NOTHING = Tree(leaves=(), constituents=())
 
 
+def is_word(word: object) -> bool:
+    """Whether a value is a word that can be written in brackets."""
+    return isinstance(word, str) and WORD.fullmatch(word) is not None
+
+
 def _written(word: str) -> str:
-    if not WORD.fullmatch(word):
+    if not is_word(word):
         raise DataError(
             "A word must be without white space to be written in brackets, but is "
             f"{word!r}."
@@ -414,7 +419,8 @@ def _laid_out(tree: Tree) -> list[_Node]:
             above.append((phrases[-1], one.end))
         word = _Node(leaf.word, "word", len(above) + 1, x)
         tag = _Node(leaf.tag, "tag", len(above), x, [word])
-        above[-1][0].below.append(tag)
+        if above:  # a tree of one word may have no constituent
+            above[-1][0].below.append(tag)
         others += [tag, word]
     for node in reversed(phrases):
         node.x = (node.below[0].x + node.below[-1].x) / 2

@@ -65,6 +65,15 @@ from transduce.trees.penn_words import penn_words
         ('" Go. "', "`` Go . ''"),
         ("'You \"won\",' he said", "` You `` won '' , ' he said"),
         ("\"Call it 'mine.'\"", "`` Call it ` mine . ' ''"),
+        # double quotes of two signs, as in TeX
+        ("He said ``hello'' to me.", "He said `` hello '' to me ."),
+        (
+            "``Hello,'' he said, ``I am 'here.' ''",
+            "`` Hello , '' he said , `` I am ` here . ' ''",
+        ),
+        ("``We said so. ``Go.''", "`` We said so. `` Go . ''"),
+        ("``We'' said \" no \"", "`` We '' said `` no ''"),
+        ("John''s x``y 5''", "John''s x``y 5 ''"),
         # omitted characters
         ("the '80s, '90s-era and '89", "the '80s , '90s-era and '89"),
         ("'tis 'em, rock 'n' roll", "'t is 'em , rock 'n' roll"),
@@ -97,6 +106,8 @@ def test_tokenised_words_are_unchanged(text: str) -> None:
         "'",
         "'a ",
         '"a ',
+        "``a ",
+        "''",
         ".",
         "a.",
         "A.",

@@ -343,6 +343,13 @@ def test_a_picture_has_every_label_tag_and_word() -> None:
     assert texts == sorted([*labels, "the", "dog", "barks", "."])
 
 
+def test_a_word_without_a_constituent_is_drawn() -> None:
+    assert [element.text for element in drawn([parse_tree("(NN dog)")])] == [
+        "NN",
+        "dog",
+    ]
+
+
 def test_a_label_is_centred_above_its_children() -> None:
     places = {element.text: float(element.get("x", "")) for element in drawn([TREE])}
     assert places["NP"] == (places["the"] + places["dog"]) / 2
