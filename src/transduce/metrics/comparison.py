@@ -104,6 +104,9 @@ def paired_scores(
     Raises `DataError` unless all have a line for each reference.
     """
     named = list(systems.items())
+    for _, hypotheses in named:
+        for lines in (references, *more_references):
+            require_pairs(hypotheses, lines)
     documents = [list(lines) for lines in (references, *more_references)]
     baseline = named[0][1]
     num_different = [sum(map(ne, lines, baseline)) for _, lines in named]
@@ -331,7 +334,10 @@ def compare(
     trials: Trials | None = None,
     num_examples: int = 5,
 ) -> Comparison:
-    """Compare systems with the first of them; `DataError` for fewer than two systems.
+    """Compare systems with the first of them.
+
+    Raises `DataError` for fewer than two systems, and unless all texts have equally
+    many lines.
 
     sacreBLEU's tokenizer defines the words. Word frequencies come from the training
     text, or else from the references. Scores are against all references of a sentence;
@@ -342,11 +348,16 @@ def compare(
             f"There must be at least two systems to compare, but is {len(systems)}; "
             "`transduce evaluate` scores one by itself."
         )
+    if sources is not None and len(sources) != len(references):
+        raise DataError(
+            f"The number of sources must be {len(references)}, that of the references, "
+            f"but is {len(sources)}."
+        )
     every = [references, *more_references]
-    for hypotheses in systems.values():
-        for lines in every:
-            require_pairs(hypotheses, lines)
     bleu, chrf = BLEU(tokenize=tokenize, force=True), CHRF()
+    scores = paired_scores(
+        systems, references, [bleu, chrf], trials or Trials(), more_references
+    )
     words = _word_splitter(bleu)
     frequencies = Counter(
         word
@@ -356,9 +367,7 @@ def compare(
     return Comparison(
         systems=tuple(systems),
         num_sentences=len(references),
-        scores=paired_scores(
-            systems, references, [bleu, chrf], trials or Trials(), more_references
-        ),
+        scores=scores,
         by_length=_by_length(systems, every, bleu, chrf),
         by_frequency=_by_frequency(systems, references, words, frequencies),
         examples=_examples(systems, every, sources, chrf, num_examples),

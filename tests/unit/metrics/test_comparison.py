@@ -116,6 +116,15 @@ def test_several_references_count_for_scores_and_the_first_for_lengths() -> None
     message = "The number of references must be 2"
     with pytest.raises(DataError, match=message):
         compare(systems, first, more_references=[["x"]])
+    with pytest.raises(DataError, match="The number of sources must be 2"):
+        compare(systems, first, sources=["x"])
+
+
+@pytest.mark.parametrize("lines", [["x y"], ["x y", "z", "z"]])
+def test_a_test_of_unequal_numbers_of_lines_is_refused(lines: list[str]) -> None:
+    systems = {"baseline": ["x y", "z"], "other": lines}
+    with pytest.raises(DataError, match="The number of references must be"):
+        paired_scores(systems, ["x y", "z"], [BLEU(force=True)], FEW)
 
 
 def test_p_values_depend_on_the_seed_alone(
