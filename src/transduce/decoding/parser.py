@@ -28,8 +28,9 @@ from transduce.decoding.search import (
     start_decoder,
 )
 from transduce.decoding.translations import Pace, in_order, listed
-from transduce.errors import TransduceWarning, counted, shortened
+from transduce.errors import RequestError, TransduceWarning, counted, shortened
 from transduce.search_config import SearchConfig
+from transduce.settings import shown
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.bracket_f1 import (
     BracketScore,
@@ -49,7 +50,7 @@ from transduce.trees.linearization import (
     symbols_needed,
 )
 from transduce.trees.penn_words import penn_words
-from transduce.trees.trees import Tree, without_brackets
+from transduce.trees.trees import Tree, is_word, without_brackets
 
 if TYPE_CHECKING:
     import transduce.decoding.translator
@@ -137,7 +138,8 @@ class Parser:
         Yields each parse as soon as it and all before it are done. The default config
         is the model's own. Constrained search generates only trees over the words,
         which need no repairs; settings that exclude symbols are left out, with a
-        warning.
+        warning. Raises `RequestError` if a sentence is no list of words, or a word is
+        empty or has white space.
         """
         pace = pace or Pace()
         config = self._translator.search.given({}) if config is None else config
@@ -146,7 +148,7 @@ class Parser:
         start = partial(
             _start, config=config, symbols=self._vocabulary, constrained=constrained
         )
-        for window in pace.windows(sentences):
+        for window in pace.windows(map(_required_words, sentences)):
             parses = self._parses(self._encoded(window), start, config.beam_size, pace)
             yield from in_order(parses)
 
@@ -197,6 +199,16 @@ class Parser:
             score=0.0 if found is None else found.score,
             is_overlong=len(sentence.source) > MAX_SOURCE_TOKENS,
         )
+
+
+def _required_words(words: Sequence[str]) -> Sequence[str]:
+    """Return the words of a sentence; `RequestError` if they are no words."""
+    if isinstance(words, str) or not all(map(is_word, words)):
+        raise RequestError(
+            "A sentence must be a list of words without white space, but is "
+            f"{shown(words)}; cut text into words, or pass it to `Translator.parse`."
+        )
+    return words
 
 
 def _without_exclusions(config: SearchConfig) -> SearchConfig:

@@ -1,8 +1,13 @@
-"""A parse has a short repr."""
+"""A parser takes words, and its parses have a short repr."""
+
+from typing import Any
 
 import pytest
 
+from transduce.checkpoint import Checkpoint
 from transduce.decoding.parser import Parse
+from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
 from transduce.trees.linearization import Repairs
 from transduce.trees.trees import parse_tree
 
@@ -30,3 +35,15 @@ def test_the_repr_of_a_long_parse_is_cut() -> None:
     tree = parse_tree(f"(S {'(NN dog) ' * 200})")
     parse = Parse(tree=tree, repairs=Repairs(), score=-1.0)
     assert len(repr(parse)) < 150
+
+
+@pytest.mark.parametrize(
+    "words", ["It is", ["It", ""], ["It is"], ["It", " "]], ids=repr
+)
+def test_a_parser_refuses_what_is_no_list_of_words(
+    parsing_checkpoint: Checkpoint, words: Any
+) -> None:
+    """The letters of a string would count as words."""
+    parser = Translator(parsing_checkpoint, "cpu").parser()
+    with pytest.raises(RequestError, match="must be a list of words"):
+        list(parser.parse_stream([words]))
