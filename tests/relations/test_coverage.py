@@ -10,9 +10,15 @@ import torch
 from torch import Tensor
 
 from instruction_sets import chosen_isa
+from transduce.decoding.beam_search import beam_search
 from transduce.decoding.native_decoder import NativeModel
-from transduce.decoding.torch_decoder import FusedStep, TorchCoverageDecoder
+from transduce.decoding.torch_decoder import (
+    FusedStep,
+    TorchCoverageDecoder,
+    TorchDecoder,
+)
 from transduce.decoding.translator import Translator
+from transduce.errors import RequestError
 from transduce.model.transformer import Transformer
 from transduce.native import api
 from transduce.search_config import SearchConfig
@@ -91,6 +97,31 @@ def test_a_cut_hypothesis_has_the_coverage_of_its_tokens(trained_checkpoint):
         # Attention of the steps that chose the tokens, without an end.
         coverage = coverage_of(model, source, target[:-1])
         assert each.score == pytest.approx(ranked + coverage, abs=1e-4)
+
+
+def test_a_search_with_its_decoder_is_that_of_a_translator(trained_checkpoint):
+    translator = Translator(trained_checkpoint, CPU)
+    config = SearchConfig(num_best=4, coverage_penalty=1.0)
+    [model], ids = translator.models, translator.tokenizer.encode(SOURCES[0])
+    decoder = model.start(model.encode([[*ids, EOS]]), sum_attention=True)
+    limit = config.limit(len(ids) + 1)
+    [found] = beam_search(
+        decoder, [limit], config, bos=BOS, eos=EOS, excluded=(PAD, BOS)
+    )
+    [expected] = translator.translate_stream(SOURCES[:1], config)
+    assert found[0].score == pytest.approx(expected.score, abs=1e-6)
+    assert found[0].score < config.score(
+        found[0].log_probability, len(found[0].token_log_probabilities)
+    )
+
+
+def test_a_coverage_penalty_needs_a_decoder_with_coverage(trained_checkpoint):
+    model = trained_checkpoint.build()
+    with torch.no_grad():
+        memory = model.encode(torch.tensor([[5, EOS]]))
+    decoder, config = TorchDecoder(model, memory), SearchConfig(coverage_penalty=1.0)
+    with pytest.raises(RequestError, match="must have a decoder that sums its"):
+        beam_search(decoder, [3], config, bos=BOS, eos=EOS)
 
 
 def test_attention_that_underflows_still_gives_finite_distinct_scores(

@@ -8,9 +8,9 @@ still enter its `num_best` finished ones, or, with `patience`, when enough hypot
 have finished.
 
 A beam of one compares finished hypotheses of different lengths, which greedy search
-does not. A wider beam may score lower, because hypotheses that look better for a few
-steps can push the greedy sequence out of the beam; without patience, it cannot if no
-hypothesis is ever dropped.
+does not. A wider beam may find a lower score: hypotheses that look better for a few
+steps can push the later winner out of the beam. Without patience, and with a beam wide
+enough to drop no hypothesis, the best score of all is found.
 """
 
 import math
@@ -37,6 +37,7 @@ from transduce.decoding.search import (
     Decoder,
     Hypothesis,
     Sentence,
+    coverage_of,
     run_search,
 )
 from transduce.search_config import SearchConfig
@@ -68,7 +69,9 @@ def beam_search(
     max_lengths
         Most tokens of each sentence's output, the end token included.
     config
-        Beam size, length penalty and the other settings of the search.
+        Beam size, length penalty and the other settings of the search. `max_lengths`
+        takes the place of `extra_length` and `max_length`, and `shortlist` has no
+        effect. A coverage penalty needs a decoder with `coverage`.
     bos
         Id of the token with which decoding starts.
     eos
@@ -77,8 +80,14 @@ def beam_search(
         Ids that are never chosen, or a function that returns a mask of them.
     prefixes
         Ids with which all hypotheses of each sentence begin.
+
+    Raises
+    ------
+    RequestError
+        The config has a coverage penalty, but the decoder has no coverage.
     """
-    search = BeamSearch(max_lengths, config, eos, excluded, prefixes)
+    coverage = coverage_of(decoder, config)
+    search = BeamSearch(max_lengths, config, eos, excluded, prefixes, coverage)
     return run_search(decoder, search, bos)
 
 

@@ -4,9 +4,9 @@
 (`Restrictions`: `no_repeat_ngram`, `repetition_penalty` and `bad_words` of
 `SearchConfig`; the native library has the same in csrc/decode/restrictions.c).
 
-Candidates and probabilities of arrays are computed here, by the native library or
-numpy, and those of tensors by `torch_candidates`. All sums run in the order of the
-vocabulary, so that equal logits always give equal results.
+The native library finds the candidates of logits in fp32 on a CPU, and
+`torch_candidates` all others. All sums run in the order of the vocabulary, so that
+equal logits always give equal results.
 """
 
 from collections.abc import Callable, Sequence

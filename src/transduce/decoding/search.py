@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int32, Int64
 
 from transduce.decoding.candidates import log_mean, log_softmax
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
 from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import Shortlist
@@ -101,10 +101,17 @@ class CoverageDecoder(JoinableDecoder, Protocol):
 
 
 def coverage_of(decoder: Decoder, config: SearchConfig) -> Coverage | None:
-    """Return the coverage of a decoder's hypotheses; None if a search needs none."""
+    """Return the coverage of a decoder's hypotheses; None if a search needs none.
+
+    Raises `RequestError` if the decoder has no coverage.
+    """
     if not config.coverage_penalty:
         return None
-    assert isinstance(decoder, CoverageDecoder)
+    if not isinstance(decoder, CoverageDecoder):
+        raise RequestError(
+            "A coverage penalty must have a decoder that sums its attention, but this "
+            "one has no `coverage`; set `search.coverage_penalty` to 0."
+        )
     return decoder.coverage
 
 
@@ -256,8 +263,8 @@ def run_search(decoder: Decoder, search: Search, bos: int) -> list[list[Hypothes
 
 
 def require_numbers(log_probabilities: Sequence[float]) -> None:
-    """Raise `CheckpointError` if there is no result because the logits were NaN."""
-    if not log_probabilities or math.isnan(log_probabilities[0]):
+    """Raise `CheckpointError` if a result is NaN or missing, as the logits were NaN."""
+    if not log_probabilities or any(map(math.isnan, log_probabilities)):
         raise CheckpointError(
             "The model must output numbers, but outputs NaN; its weights are "
             "damaged, or too large for the precision: try fp32, or another "

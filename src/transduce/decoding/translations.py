@@ -190,7 +190,9 @@ def _split(
     def count_tokens(texts: Sequence[str]) -> list[int]:
         return list(map(len, tokenizer.encode_sources(texts)))
 
-    texts = split_long(rest, max_tokens, count_tokens, language)
+    # The tag of a target language takes a token of each part.
+    capacity = max(max_tokens - bool(code), 1)
+    texts = split_long(rest, capacity, count_tokens, language)
     sources = encode_with_tag([code + text for text in texts], tag, tokenizer)
     return [
         Part(

@@ -1,20 +1,24 @@
 """Lines split into parts, and translations without duplicates, joined to lines."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import permutations
 
 import pytest
 
+from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import (
     EMPTY,
     Part,
     Translation,
     TranslationHypothesis,
+    detokenize,
     encode_lines,
     join_lines,
     join_parts,
     with_best,
 )
+from transduce.errors import CheckpointError
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 
@@ -162,3 +166,24 @@ def test_a_line_is_cut_above_600_characters_or_250_other_tokens(
     for words, num_parts in ((number, 1), (number + 1, 2)):
         [parts] = encode_lines([(0, ("one " * words, ""))], tokenizer)
         assert len(parts) == num_parts
+
+
+def test_a_sample_of_nan_is_refused_at_any_place() -> None:
+    tokenizer = learn_tokenizer(["one two"], TokenizerConfig(vocab_size=300))
+    samples = [
+        Hypothesis(
+            ids=(), log_probability=each, token_log_probabilities=(each,), score=each
+        )
+        for each in (-1.0, math.nan)
+    ]
+    with pytest.raises(CheckpointError, match="but outputs NaN"):
+        detokenize(samples, tokenizer)
+
+
+def test_the_tag_of_a_language_counts_as_a_token_of_each_part() -> None:
+    tag = ">>de<<"
+    tokenizer = learn_tokenizer(["one two"], TokenizerConfig(vocab_size=300), [tag])
+    line = tag + " one two" * 20
+    [parts] = encode_lines([(0, (line, ""))], tokenizer, max_tokens=6)
+    assert {part.source[0] for part in parts} == {tokenizer.tag_id(tag)}
+    assert max(len(part.source) for part in parts) <= 6
