@@ -46,7 +46,12 @@ from transduce.decoding.search import (
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel
 from transduce.decoding.translations import Part
-from transduce.decoding.translator import EXCLUDED, Translator, allowed_tokens
+from transduce.decoding.translator import (
+    EXCLUDED,
+    Translator,
+    allowed_tokens,
+    possible_search,
+)
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import AttentionKind
 from transduce.report.report import (
@@ -75,7 +80,8 @@ class Branch:
     """Index among the branches of the previous step; None in the first step."""
     token: int
     log_probability: float
-    """Log-probability of the token, given those before it."""
+    """Log-probability of the token, given those before it, times the repetition penalty
+    if the hypothesis has it already."""
     total: float
     """Log-probability of the hypothesis so far."""
 
@@ -100,8 +106,11 @@ class SearchTree:
 class _RecordedSearch:
     """Search for one sentence that records the hypotheses of each step."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Search, repetition_penalty: float) -> None:
         self._search = search
+        self._penalty = repetition_penalty
+        self._ids: list[tuple[int, ...]] = [()]
+        """Tokens of each hypothesis of the last step."""
         self.steps: list[tuple[Branch, ...]] = []
 
     @property
@@ -127,10 +136,15 @@ class _RecordedSearch:
     ) -> tuple[Branch, ...]:
         log_probs = logits.float().log_softmax(dim=-1)
         before = self.steps[-1] if self.steps else None
-        return tuple(
-            _branch(parent, token, float(log_probs[parent, token]), before)
-            for parent, token in zip(parents.tolist(), tokens.tolist(), strict=True)
-        )
+        chosen = list(zip(parents.tolist(), tokens.tolist(), strict=True))
+        branches = []
+        for parent, token in chosen:
+            gain = float(log_probs[parent, token])
+            if token in self._ids[parent]:
+                gain *= self._penalty
+            branches.append(_branch(parent, token, gain, before))
+        self._ids = [(*self._ids[parent], token) for parent, token in chosen]
+        return tuple(branches)
 
 
 def _branch(
@@ -170,7 +184,7 @@ def record_search(
     coverage = coverage_of(decoder, config)
     limit = config.limit(source.size(1), least_limit)
     search = start_search([limit], config, EOS, excluded, coverage=coverage)
-    recorded = _RecordedSearch(search)
+    recorded = _RecordedSearch(search, config.repetition_penalty)
     (hypotheses,) = run_search(decoder, recorded, BOS)
     return SearchTree(steps=tuple(recorded.steps), hypotheses=tuple(hypotheses))
 
@@ -371,15 +385,18 @@ def look_into(
     """Record the attention and the beam search of a sentence.
 
     The target is the best hypothesis, unless one is given. The search settings are the
-    model's by default. Raises the errors of `attend`, and `CheckpointError` if the
-    model's output is not finite.
+    model's by default. Raises the errors of `attend`, `ConfigError` if bad words leave
+    no translation, and `CheckpointError` if the model's output is not finite.
     """
+    config = translator.search.given({}) if config is None else config
+    if translator.symbols is None:
+        config = possible_search(translator, config)
     source = _Source.read(translator, source_text)
     given = None if target_text is None else _target_ids(translator, target_text)
     search = record_search(
         translator.torch_model,
         _row([*source.ids, EOS], translator),
-        config or translator.search,
+        config,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
         translator.shortlist,
         source.least_limit,

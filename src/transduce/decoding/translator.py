@@ -487,8 +487,7 @@ class Translator:
         require_lists(sources, () if prefixes is None else prefixes)
         config = self.search.given({}) if config is None else config
         require_config("config", config, SearchConfig)
-        require_possible_bad_words(config, self.tokenizer)
-        config = with_available_shortlist(config, self.shortlist)
+        config = possible_search(self, config)
         if config.shortlist and prefixes is not None:
             warnings.warn(
                 "Lines with a prefix are translated with the whole vocabulary, not "
@@ -592,8 +591,8 @@ class Translator:
         token is the mean over the models.
 
         The log-probability of a translation is that of the search that found it, unless
-        the search chose other sub-words for the same text, cut it short, or had a
-        repetition penalty, a shortlist or another precision.
+        the search chose other sub-words for the same text, cut it short, translated the
+        source in parts, or had a repetition penalty, a shortlist or another precision.
 
             translator.score("A man sleeps.", "Ein Mann schläft.").perplexity
 
@@ -814,8 +813,19 @@ def require_translation(translator: Translator) -> None:
         )
 
 
+def possible_search(translator: Translator, config: SearchConfig) -> SearchConfig:
+    """Return the config of a translation as far as a model can follow it.
+
+    A shortlist that the model lacks is left out, with a warning for the caller of this
+    function's caller. Raises `ConfigError` if bad words are outside the vocabulary, or
+    leave no token.
+    """
+    require_possible_bad_words(config, translator.tokenizer)
+    return with_available_shortlist(config, translator.shortlist, stacklevel=4)
+
+
 def with_available_shortlist(
-    config: SearchConfig, shortlist: Shortlist | None
+    config: SearchConfig, shortlist: Shortlist | None, stacklevel: int = 3
 ) -> SearchConfig:
     """Return the config; if a model has no shortlist, without it and with a warning."""
     if not config.shortlist or shortlist is not None:
@@ -824,7 +834,7 @@ def with_available_shortlist(
         "`search.shortlist` is set, but the model has no shortlist; the whole "
         "vocabulary is used instead. Make one with `transduce shortlist`.",
         TransduceWarning,
-        stacklevel=3,  # the caller of `translate_stream`
+        stacklevel=stacklevel,
     )
     return replace(config, shortlist=False)
 

@@ -20,7 +20,13 @@ from transduce.architectures.config import ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.torch_model import TorchModel, prepare_model
 from transduce.decoding.translator import EXCLUDED, Translator
-from transduce.errors import DataError, RequestError, TooLongError
+from transduce.errors import (
+    ConfigError,
+    DataError,
+    RequestError,
+    TooLongError,
+    TransduceWarning,
+)
 from transduce.model.config import AttentionKind
 from transduce.search_config import SearchConfig
 from transduce.text.shortlist import encode_pairs, learn_shortlist
@@ -188,6 +194,38 @@ def test_the_search_of_a_page_is_that_of_translate(
     assert found.found[0] == translation.text
     path = found.search.path(best)
     assert len(path) == min(len(best.ids), len(found.search.steps))
+
+
+def test_the_branches_of_a_search_have_its_repetition_penalty(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    config = SearchConfig(
+        beam_size=3, repetition_penalty=3.0, min_length=4, max_length=8
+    )
+    search = look_into(Translator(trained_checkpoint, "cpu"), TEXT, None, config).search
+    assert any(len(set(each.ids)) < len(each.ids) for each in search.hypotheses)
+    for each in search.hypotheses:
+        path = zip(search.steps, search.path(each), strict=False)
+        branches = [step[number] for step, number in path]
+        assert branches[-1].total == pytest.approx(
+            sum(each.token_log_probabilities[: len(branches)]), abs=1e-4
+        )
+
+
+def test_a_page_refuses_a_search_that_translate_refuses(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    translator = Translator(trained_checkpoint, "cpu")
+    for word in (translator.tokenizer.vocab_size, 10**6):
+        config = SearchConfig(bad_words=((word,),))
+        with pytest.raises(ConfigError, match="must hold token ids below"):
+            look_into(translator, TEXT, None, config)
+
+
+def test_a_page_without_its_shortlist_warns(trained_checkpoint: Checkpoint) -> None:
+    translator = Translator(trained_checkpoint, "cpu")
+    with pytest.warns(TransduceWarning, match="the model has no shortlist"):
+        look_into(translator, TEXT, None, SearchConfig(shortlist=True))
 
 
 @pytest.mark.parametrize("alpha", [0.0, 4.0])
