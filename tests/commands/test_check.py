@@ -56,6 +56,14 @@ def test_a_sound_corpus_is_reported_on_and_accepted(corpus_files, capsys):
     assert "dev source" not in output.out
 
 
+def test_a_preset_that_needs_a_model_is_refused_as_by_training(corpus_files, capsys):
+    source, target = map(str, corpus_files[:2])
+    options = ["check", "--source", source, "--target", target, "--preset", "adapt"]
+    assert "name the model to start from (`transduce train --from`)" in _fail(
+        capsys, options
+    )
+
+
 def test_plain_output_fits_eighty_columns_of_ascii(corpus_files, capsys, monkeypatch):
     monkeypatch.chdir(corpus_files[0].parent)
     _check(("train.en", "train.de"), "--preset", "tiny")

@@ -49,6 +49,18 @@ def test_bash_completes_commands_options_and_choices(
     assert styles == {"words", "sub-words"}
 
 
+def test_a_file_is_replaced_by_the_script_only_by_force(
+    succeeds: Callable[..., str], refuses: Callable[..., str], tmp_path: Path
+) -> None:
+    startup = tmp_path / ".bashrc"
+    startup.write_text("alias ll='ls -l'\n")
+    options = ("--install-completion", "--shell", "bash", "--output", startup)
+    assert "overwrite it with --force" in refuses(*options)
+    assert startup.read_text() == "alias ll='ls -l'\n"
+    succeeds(*options, "--force")
+    assert "complete" in startup.read_text()
+
+
 @pytest.mark.parametrize(
     ("shell", "file", "startup"),
     [

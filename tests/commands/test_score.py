@@ -139,7 +139,10 @@ def test_an_empty_corpus_has_no_probability(
 ) -> None:
     (tmp_path / "empty").touch()
     files = ("--source", tmp_path / "empty", "--target", tmp_path / "empty")
-    assert succeeds("score", model, *files).startswith("# 0 pairs, 0 tokens")
+    said = succeeds("score", model, *files)
+    assert said.startswith("# 0 pairs, 0 tokens")
+    assert said.endswith("perplexity nan a token\n")
+    assert json.loads(succeeds("score", model, *files, "--jsonl"))["perplexity"] is None
 
 
 def test_unequal_line_counts_are_refused_before_any_output(

@@ -48,7 +48,7 @@ from transduce.experiments.corpus_survey import (
     SideReport,
     SplitReport,
 )
-from transduce.experiments.presets import RunConfig, require_task
+from transduce.experiments.presets import RunConfig, require_start, require_task
 from transduce.experiments.run_corpus import (
     RunFiles,
     can_hold_out,
@@ -125,6 +125,7 @@ def check(
     )
     if preset is not None:
         require_task(preset, files.task)
+        require_start(preset, has_start=False)
     report: CorpusReport | TreebankReport
     with error_console().status("Reading the corpus..."):
         name = preset or preset_for(files)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from transduce.cli import ALL_COMMANDS, command_line
-from transduce.cli.files import writer
+from transduce.cli.files import Force, require_new, writer
 from transduce.errors import ConfigError
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -20,7 +20,7 @@ LOADED_BY_ZSH = (
 
 
 def install_completion(
-    *, shell: Shell | None = None, output: Path | None = None
+    *, shell: Shell | None = None, output: Path | None = None, force: Force = False
 ) -> None:
     """Complete commands and options in the shell by the Tab key.
 
@@ -38,11 +38,14 @@ def install_completion(
         Shell of the script; by default the one that runs the command.
     output
         Only write the script to this file, or with - to standard output.
+    force
+        Overwrite this file if it exists.
     """
     shell = shell or _this_shell()
     app = command_line(ALL_COMMANDS)
     if output is not None:
-        with writer(output, overwrite=True) as file:
+        require_new(output, force=force)
+        with writer(output, overwrite=force) as file:
             file.write(app.generate_completion(shell=shell))
         return
     path = app.install_completion(shell=shell)

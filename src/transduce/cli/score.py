@@ -1,7 +1,7 @@
 """`transduce score`: log-probabilities of given translations."""
 
 import json
-from math import fsum
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -124,7 +124,7 @@ def score(
                 log_probabilities.append(found.log_probability)
                 num_tokens += found.num_tokens
         # An exact sum does not depend on where an earlier command was interrupted.
-        total = fsum(log_probabilities)
+        total = math.fsum(log_probabilities)
         out.write_end(_total(total, num_tokens, len(log_probabilities), jsonl=jsonl))
 
 
@@ -145,7 +145,7 @@ def _line(score: TargetScore, *, jsonl: bool) -> str:
 
 
 def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str:
-    mean = perplexity(total, max(num_tokens, 1))
+    mean = perplexity(total, num_tokens) if num_tokens else math.nan
     if jsonl:
         summary = {
             "total_log_probability": total,

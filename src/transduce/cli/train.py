@@ -356,10 +356,20 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
             command.append(option)
         elif isinstance(value, tuple):
             option = "--set" if name == "settings" else option
-            command += _words(option, [str(each) for each in value])
+            command += _words(option, list(map(_word, value)))
         elif value is not None and value is not False:
             command.append(f"{option}={value}")  # it may begin with dashes
     return command
+
+
+def _word(value: object) -> str:
+    """Return a value as a word of a command line.
+
+    The parser takes a word that begins with a dash for an option, and an option of two
+    files takes no such values by `--option=value`.
+    """
+    begins_with_dash = isinstance(value, Path) and str(value).startswith("-")
+    return f"./{value}" if begins_with_dash else str(value)
 
 
 def _words(option: str, values: Sequence[str]) -> list[str]:

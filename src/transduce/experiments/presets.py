@@ -23,7 +23,7 @@ from transduce.data.corpus_mixture import CorpusConfig, StageConfig
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.errors import NAME_START, ConfigError, unknown_name
 from transduce.model.config import ModelConfig
-from transduce.search_config import SearchConfig
+from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.settings import apply_mapping
 from transduce.text.languages import LanguagesConfig
 from transduce.text.pair_changes import TextAugmentationConfig
@@ -833,10 +833,14 @@ def preset(name: str) -> RunConfig:
 def changed(config: RunConfig, change: Callable[[RunConfig], RunConfig]) -> RunConfig:
     """Return settings after a user's change.
 
-    A change that sets `checkpoint_minutes` alone replaces `checkpoint_steps`. Raises
+    A change that sets `checkpoint_minutes` alone replaces `checkpoint_steps`, and one
+    that makes the search greedy drops the earlier settings of a beam. Raises
     `ConfigError` if it sets sizes that follow from the tokenizer and the trees.
     """
     result = change(config)
+    if result.search.beam_size == 1 < config.search.beam_size:
+        search = _without_earlier_beam(result.search, config.search)
+        result = replace(result, search=search)
     if _sets(change, "checkpoint_minutes", config) and not _sets(
         change, "checkpoint_steps", config
     ):
@@ -850,6 +854,17 @@ def changed(config: RunConfig, change: Callable[[RunConfig], RunConfig]) -> RunC
                 "instead."
             )
     return result
+
+
+def _without_earlier_beam(search: SearchConfig, before: SearchConfig) -> SearchConfig:
+    """Return a greedy search without the settings of a beam that it had before."""
+    greedy = search.greedy()
+    unused = {
+        name: getattr(greedy, name)
+        for name in NOT_GREEDY
+        if getattr(search, name) == getattr(before, name)
+    }
+    return replace(search, **unused)
 
 
 def _sets(

@@ -69,8 +69,8 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
             if value != theirs[key]:
                 raise ConfigError(
                     f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
-                    f"but {value!r} is requested; leave the setting out, or start "
-                    "another run."
+                    f"but {value!r} is requested; leave the preset or the setting "
+                    "out, or start another run."
                 )
 
 

@@ -202,8 +202,11 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     treebank = config.treebank
     if start.model.symbols is not None:
         treebank = replace(treebank, style=start.model.symbols.style_name)
+    search = start.model.search or config.search
+    if search.beam_size == 1:  # the model may have settings for a beam
+        search = search.greedy()
     # The run's own models have no shortlist until one is counted for them.
-    search = replace(start.model.search or config.search, shortlist=False)
+    search = replace(search, shortlist=False)
     return replace(
         config,
         tokenizer=tokenizer_settings(start.model.tokenizer),

@@ -43,8 +43,8 @@ class Grid:
     def searches(self, now: SearchConfig) -> list[SearchConfig]:
         """Return the model's own settings and all others, each with `num_best` 1.
 
-        Greedy search is tried once, as penalty and patience do not change it. With a
-        coverage penalty, which needs a beam, it is not tried.
+        Greedy search is tried once, with the model's penalty and patience, as they do
+        not change it. With a coverage penalty, which needs a beam, it is not tried.
         """
         now = replace(now, num_best=1)
         beams = {*self.beam_sizes, now.beam_size}
@@ -53,7 +53,7 @@ class Grid:
         searches = [now]
         is_greedy_new = 1 in beams and now.beam_size > 1
         if is_greedy_new and not self.lacks_greedy(now):
-            searches.append(replace(now, beam_size=1, length_penalty=penalties[0]))
+            searches.append(replace(now, beam_size=1))
         for beam, penalty, patience in product(
             sorted(beams - {1}), penalties, patiences
         ):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from transduce.cli import command_line
 from transduce.cli.launching import (
     LEFT_BEHIND,
     ProcessKilledError,
@@ -16,6 +17,7 @@ from transduce.cli.launching import (
 )
 from transduce.cli.train import command_of
 from transduce.errors import ConfigError
+from transduce.processes import PYTHON
 from transduce.training.data_parallel import LOST, ProcessGroup, ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
 
@@ -46,8 +48,19 @@ def test_a_process_does_not_import_modules_in_the_current_folder(monkeypatch, tm
 
 
 def test_files_that_begin_with_dashes_reach_a_process():
-    command = command_of({"source": (Path("--a.en"), Path("b.en")), "target": ()})
-    assert command[-2:] == ["--source=--a.en", "--source=b.en"]
+    given = {
+        "out": Path("--new"),
+        "source": (Path("--a.en"), Path("b.en")),
+        "target": (),
+        "replay": (Path("-old.en"), Path("old.de")),
+        "corpus": ("--one", "a", "b"),
+    }
+    first = len([*PYTHON, "-m", "transduce"])
+    _, parsed, _ = command_line().parse_args(
+        command_of(given)[first:], exit_on_error=False, print_error=False
+    )
+    found = parsed.arguments
+    assert {name: found.get(name, ()) for name in given} == given
 
 
 def test_the_command_that_resumes_a_folder_that_begins_with_dashes_can_be_run():

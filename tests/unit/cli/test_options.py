@@ -1,14 +1,22 @@
 """Options that commands share: settings, and files of text or of trees."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from transduce.cli.options import run_config, run_files, text_files
+from transduce.cli.options import (
+    changed_by_options,
+    run_config,
+    run_files,
+    text_files,
+)
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
+from transduce.experiments.presets import BASE
+from transduce.search_config import SearchConfig
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,20 @@ def test_given_minutes_replace_a_presets_steps(
             minutes,
             steps,
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "patience"),
+    [((), 1.0), (("beam_size=1",), None), (("beam_size=1", "patience=2"), 2.0)],
+    ids=str,
+)
+def test_a_greedy_search_has_only_the_settings_of_a_beam_that_are_given(
+    settings: tuple[str, ...], patience: float | None
+) -> None:
+    patient = replace(BASE, search=SearchConfig(patience=1.0))
+    assignments = tuple(f"search.{each}" for each in settings)
+    found = changed_by_options(patient, None, assignments).search
+    assert found.patience == patience
 
 
 TREES = {

@@ -84,6 +84,13 @@ def test_search_and_positions_are_those_of_the_model(start):
     assert settings.batching.max_length == 60
 
 
+def test_a_run_from_a_greedy_model_drops_its_settings_of_a_beam(start):
+    search = SearchConfig(beam_size=1, patience=1.0, length_penalty=0.9)
+    model = replace(start.model, search=search)
+    settings = settings_from(replace(start, model=model))
+    assert settings.search == SearchConfig(beam_size=1, length_penalty=0.9)
+
+
 def test_sentences_may_have_more_characters_than_sub_words(start):
     text = ["a dog sleeps", "ein Hund schläft"]
     for kind, longest in (("bpe", 256), ("character", 601)):

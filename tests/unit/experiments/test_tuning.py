@@ -15,7 +15,14 @@ def test_the_models_own_search_is_the_first_of_a_grid() -> None:
     searches = Grid(beam_sizes=(1, 2), length_penalties=(0.0,)).searches(NOW)
     assert searches[0] == replace(NOW, num_best=1)
     found = [(s.beam_size, s.length_penalty) for s in searches]
-    assert found == [(4, 0.6), (1, 0.0), (2, 0.0), (2, 0.6), (4, 0.0)]
+    assert found == [(4, 0.6), (1, 0.6), (2, 0.0), (2, 0.6), (4, 0.0)]
+
+
+def test_greedy_search_keeps_the_settings_of_a_beam() -> None:
+    now = replace(NOW, patience=1.0, num_best=1)
+    grid = Grid(beam_sizes=(1,), length_penalties=(0.0, 1.2), patiences=(2.0,))
+    [greedy] = [each for each in grid.searches(now) if each.beam_size == 1]
+    assert tuned(now, greedy) == replace(now, beam_size=1)
 
 
 def test_a_coverage_penalty_is_not_tried_with_a_greedy_search() -> None:
