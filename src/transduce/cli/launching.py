@@ -16,6 +16,7 @@ from types import FrameType
 from typing import IO
 
 from transduce.cli import USER_ERROR
+from transduce.cli.terminal import program
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.machine import num_cores, threads_of_each
@@ -218,14 +219,14 @@ def naming_resume_command(
 ) -> Iterator[None]:
     """Add the command that resumes a run to the error that interrupted it."""
     named = [f"--out={out}"] if str(out).startswith("-") else ["--out", str(out)]
-    command = ["transduce", "train", *named, "--resume"]
+    options = ["train", *named, "--resume"]
     if device != "auto":
-        command += ["--device", device]
+        options += ["--device", device]
     if devices != 1:
-        command += ["--devices", str(devices)]
+        options += ["--devices", str(devices)]
     if tensorboard:
-        command += ["--tensorboard"]
-    how = f"Continue with: {shlex.join(command)}"
+        options += ["--tensorboard"]
+    how = f"Continue with: {program()} {shlex.join(options)}"
     try:
         yield
     except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:

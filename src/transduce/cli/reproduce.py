@@ -1,5 +1,4 @@
-"""`transduce reproduce`: the paper's tables, with measured figures beside the
-paper's."""
+"""`transduce reproduce`: the paper's tables, with our figures beside them."""
 
 import os
 from collections.abc import Sequence

@@ -103,9 +103,8 @@ REASONS = (
     *("too-long", "empty", "cut-off", "length-ratio", *CLEANING_RULES, "low-score"),
 )
 """Reasons why a pair is dropped. `too-long` is an input of more than 250 tokens, or 600
-of a vocabulary of characters, with the tag of its target language, which is not
-translated; `cut-off` a translation that has
-not ended at the length limit."""
+of a vocabulary of characters, with the tag of its target language: it is not
+translated. `cut-off` is a translation that has not ended at the length limit."""
 COUNTED = ("kept", *REASONS)
 """Kinds of pairs that `write_kept` counts."""
 

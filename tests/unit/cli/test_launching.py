@@ -71,6 +71,19 @@ def test_the_command_that_resumes_a_folder_that_begins_with_dashes_can_be_run():
         raise TrainingStoppedError("Stopped.")
 
 
+def test_the_command_that_resumes_is_named_as_it_was_called(monkeypatch, tmp_path):
+    (tmp_path / "transduce").touch()
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "transduce"), "train"])
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    with (
+        pytest.raises(TrainingStoppedError) as stopped,
+        naming_resume_command(Path("new"), devices=2),
+    ):
+        raise TrainingStoppedError("Stopped.")
+    how = f"{tmp_path / 'transduce'} train --out new --resume --devices 2"
+    assert str(stopped.value) == f"Stopped. Continue with: {how}"
+
+
 def test_a_killed_process_is_named():
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
     message = r"Process 2 of 2 was killed \(SIGKILL\), and the others were ended"
