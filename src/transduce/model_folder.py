@@ -11,8 +11,10 @@ The weights are in fp32 or, in a quantized folder, in int8 with scales in fp32.
 
 import errno
 import json
+import math
 import mmap
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -100,6 +102,9 @@ BUSY_SECONDS = 0.05
 """Pause before another attempt to write a file that another process is writing."""
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
+CHECKPOINT_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})", re.ASCII)
+"""Pattern of the name of a run's checkpoint. Other folders beside the checkpoints, such
+as a user's copy of one, are not the run's."""
 FP32, INT8 = "F32", "I8"
 """Types of numbers, as safetensors names them."""
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {FP32: np.dtype("<f4"), INT8: np.dtype("i1")}
@@ -602,22 +607,30 @@ def checkpoints_of(run: Path) -> list[Path]:
         found = list((run / CHECKPOINTS).iterdir())  # `glob` would hide a refusal
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(each for each in found if each.match("step-*[0-9]"))
+    own = [each for each in found if CHECKPOINT_NAME.fullmatch(each.name)]
+    return sorted(own, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the number of updates in the name of a run's checkpoint."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def newest_first(run: Path) -> list[Path]:
     """List a run's saved models, newest first: checkpoints and the stopped state."""
     stopped = [run / STOPPED] if (run / STOPPED).exists() else []
-    return sorted([*stopped, *checkpoints_of(run)], key=_name_by_step, reverse=True)
+    return sorted([*stopped, *checkpoints_of(run)], key=_saved_step, reverse=True)
 
 
-def _name_by_step(folder: Path) -> str:
-    """Return a name that sorts by step; an unknown step sorts as the newest."""
+def _saved_step(folder: Path) -> float:
+    """Return the number of updates of a saved model; infinite if it is unknown."""
     if folder.name != STOPPED:
-        return folder.name
-    with suppress(CheckpointError, KeyError, TypeError, ValueError):
-        return f"step-{read_json(folder / MODEL_CONFIG)['step']:08}"
-    return STOPPED  # sorts after "step-"
+        return step_of(folder)
+    with suppress(CheckpointError):
+        step = read_json(folder / MODEL_CONFIG).get("step")
+        if type(step) is int:
+            return step
+    return math.inf
 
 
 def _read_config(

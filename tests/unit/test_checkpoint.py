@@ -540,10 +540,20 @@ def test_a_folder_without_a_model_is_reported(tmp_path, is_there):
 
 
 def test_checkpoints_are_listed_oldest_first(tmp_path):
-    for name in ("step-00000010", "step-00000009", "step-00000009.new", "other"):
+    steps = [f"step-{number:08}" for number in (10, 9, 100_000_000, 99_999_999)]
+    for name in (*steps, "step-00000009.new", "other"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     names = [path.name for path in checkpoints_of(tmp_path)]
-    assert names == ["step-00000009", "step-00000010"]
+    assert names == [steps[1], steps[0], steps[3], steps[2]]
+
+
+@pytest.mark.parametrize(
+    "name", ["step-00000009 2", "step-00000009-old1", "step-9", "step-000000009"]
+)
+def test_a_copy_of_a_checkpoint_under_another_name_is_no_checkpoint(tmp_path, name):
+    for each in ("step-00000009", name):
+        (tmp_path / "checkpoints" / each).mkdir(parents=True)
+    assert [path.name for path in checkpoints_of(tmp_path)] == ["step-00000009"]
 
 
 def test_a_run_without_checkpoints_has_none(tmp_path):
@@ -565,8 +575,9 @@ def test_checkpoints_that_cannot_be_listed_do_not_count_as_missing(tmp_path):
         ('{"step": "no', ["stopped", "step-00000020", "step-00000010"]),
         ('{"step": []}', ["stopped", "step-00000020", "step-00000010"]),
         ("{}", ["stopped", "step-00000020", "step-00000010"]),
+        ('{"step": 1000000000}', ["stopped", "step-00000020", "step-00000010"]),
     ],
-    ids=["older", "as old", "damaged", "no step", "none"],
+    ids=["older", "as old", "damaged", "no step", "none", "far newer"],
 )
 def test_the_stopped_state_is_sorted_among_the_checkpoints(tmp_path, config, expected):
     for name in ("checkpoints/step-00000010", "checkpoints/step-00000020", "stopped"):

@@ -41,6 +41,7 @@ from transduce.model_folder import (
     ModelFolder,
     newest_first,
     open_model,
+    step_of,
 )
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
 from transduce.training.config import TrainingConfig
@@ -226,7 +227,7 @@ class RunCheckpoints:
             self._folder.checkpoint(entry["step"])
             for entry in self._folder.log.entries(SAVED)
         }
-        paths = sorted(logged.union(self._folder.checkpoints()))
+        paths = sorted(logged.union(self._folder.checkpoints()), key=step_of)
         last = last_of_phase(paths, self._config.training)
         return [self._averaged(path) for path in last]
 
@@ -264,7 +265,7 @@ def last_of_phase(checkpoints: Sequence[Path], training: TrainingConfig) -> list
 
 def is_by_reward(checkpoint: Path, training: TrainingConfig) -> bool:
     """Return whether the last update before a run's checkpoint was by reward."""
-    return training.is_by_reward(int(checkpoint.name.rpartition("-")[2]))
+    return training.is_by_reward(step_of(checkpoint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
