@@ -9,6 +9,7 @@ from typing import Any, Literal
 from transduce.errors import ConfigError, TransduceWarning
 from transduce.settings import (
     convert_and_check,
+    converted,
     require_between,
     shown,
     without_numpy,
@@ -157,6 +158,9 @@ class SearchConfig:
         given = {k: value for k, value in settings.items() if value is not None}
         if given.get("patience") == "none":
             given["patience"] = None
+        # Those of other types cannot be compared below.
+        numbers = {k: value for k, value in given.items() if k != "bad_words"}
+        given |= converted(SearchConfig, numbers, "search.")
         useless = self._useless(given)
         for name, (usual, reason) in useless.items():
             if given.get(name, usual) != usual:

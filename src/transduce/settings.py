@@ -200,9 +200,21 @@ def convert_and_check(config: object, prefix: str = "") -> None:
     if a field holds a value of another type.
     """
     kind: Any = type(config)
-    for name, expected in _type_hints(kind).items():
-        value = _checked(f"{prefix}{name}", getattr(config, name), expected, where="")
+    present = {name: getattr(config, name) for name in _type_hints(kind)}
+    for name, value in converted(kind, present, prefix).items():
         object.__setattr__(config, name, value)  # the dataclasses are frozen
+
+
+def converted(kind: Any, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return values for fields of a dataclass, converted to the fields' own types.
+
+    Raises `ConfigError` for a value of another type.
+    """
+    hints = _type_hints(kind)
+    return {
+        name: _checked(f"{prefix}{name}", value, hints[name], where="")
+        for name, value in values.items()
+    }
 
 
 @cache
@@ -216,7 +228,8 @@ def _value(text: str) -> Any:
     if text.lower() == "none":
         return None
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        [value] = tomllib.loads(f"value = {text}").values()  # no further lines
+        return value
     except (ValueError, RecursionError):
         return text
 

@@ -122,6 +122,9 @@ def test_meaningless_default_settings_are_dropped_silently() -> None:
         ),
         (OWN, {"beam_size": 2, "num_best": 3}, "from 1 to the beam size 2, but is 3"),
         (OWN, {"min_length": 9, "max_length": 9}, "at least 10, one more than"),
+        (OWN, {"max_length": "5"}, "`search.max_length` must be a whole number or"),
+        (OWN, {"min_length": "5"}, "`search.min_length` must be a whole number, but"),
+        (OWN, {"num_best": np.array([1, 2])}, "`search.num_best` must be a whole nu"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

@@ -103,6 +103,10 @@ def test_a_setting_is_not_another_that_begins_like_it() -> None:
             "training.checkpoint_steps=x",
             r"`training\.checkpoint_steps` must be a whole number or none, but is 'x'",
         ),
+        (
+            "model.d_ff=64\nseed = 2",
+            r"`model\.d_ff` must be a whole number, but is '64\\nseed = 2'",
+        ),
         ("model.d_ff.x=1", r"`model\.d_ff` must be a whole number, but is {'x': 1}"),
         ("model.d_ff={}", r"`model\.d_ff` must be a whole number, but is {}"),
         ("model={d_ff={}}", r"`model\.d_ff` must be a whole number, but is {}"),
