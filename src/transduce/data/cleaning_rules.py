@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
 from transduce.errors import ConfigError, unknown_name
-from transduce.settings import require_between
+from transduce.settings import convert_and_check, require_between
 from transduce.text.corpus import MAX_LINE_BYTES
 from transduce.text.languages import (
     UNSPACED_LETTER,
@@ -145,6 +145,9 @@ class CleaningConfig:
                 f"`off` must be a list of rules, but is {shown(self.off)}; put it into "
                 "a list."
             )
+        if isinstance(self.off, set | frozenset):
+            object.__setattr__(self, "off", tuple(sorted(self.off, key=str)))
+        convert_and_check(self)
         for name in self.off:
             require_rule(name)
         for share in ("min_letters", "min_script"):

@@ -287,7 +287,10 @@ def test_a_threshold_can_be_set(assignment, source, target, rule) -> None:
         ({"off": ("qqq",)}, "There is no rule `qqq`; known are not-text, empty, "),
         ({"off": ("not-text",)}, "The rule not-text must be applied"),
         ({"off": "loop"}, '`off` must be a list of rules, but is "loop"; put it'),
-        ({"max_words": "9"}, "`max_words` must be a number, but is '9'"),
+        ({"off": ("loop", 5)}, "`off[2]` must be a string, but is 5"),
+        ({"off": None}, "`off` must be a list, but is None"),
+        ({"max_words": "9"}, "`max_words` must be a whole number, but is '9'"),
+        ({"unique_source": "no"}, "`unique_source` must be true or false, but is 'no'"),
         ({"min_letters": 1.5}, "`min_letters` must be at most 1"),
         ({"min_script": -1.0}, "`min_script` must be at least 0"),
         ({"max_repeats": 0}, "`max_repeats` must be at least 1"),
@@ -300,6 +303,10 @@ def test_an_impossible_setting_is_refused(change, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         CleaningConfig(**change)
     assert message in str(refused.value)
+
+
+def test_rules_that_are_off_can_be_a_set() -> None:
+    assert CleaningConfig(off={"loop", "empty"}).off == ("empty", "loop")
 
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
