@@ -12,6 +12,7 @@ TransduceError
       OverdueError         the request waited for too long (HTTP 503)
     TooLongError         not in one request (HTTP 413)
     TimeLimitError       not within the time limit of a request (HTTP 504)
+    LackOfMemoryError    not with the free memory; less at once may fit
 
 A command ends with exit code 2 after any of them (`transduce.cli`). The server answers
 with the HTTP status given above, or else 400 (`refusal_of` in
@@ -85,6 +86,10 @@ class TooLongError(RequestError):
 
 class TimeLimitError(RequestError):
     """The request took longer than its time limit."""
+
+
+class LackOfMemoryError(RequestError):
+    """The native library lacks memory for its work; less at once may fit."""
 
 
 OVERWRITE = "overwrite it"

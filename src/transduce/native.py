@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from transduce.errors import RequestError, TransduceWarning
+from transduce.errors import LackOfMemoryError, RequestError, TransduceWarning
 from transduce.machine import free_memory, gomp_parallel
 from transduce.native_header import declarations, hash_of
 
@@ -194,8 +194,8 @@ def has_amx_int8() -> bool:
 def check(status: int, work: Work = DECODING) -> None:
     """Raise an error unless a status is `TD_OK`.
 
-    Raises `RequestError` if memory for the work is lacking, `IndexError` for a token id
-    outside the vocabulary, and `ValueError` otherwise.
+    Raises `LackOfMemoryError` if memory for the work is lacking, `IndexError` for a
+    token id outside the vocabulary, and `ValueError` otherwise.
     """
     if status == 0:
         return
@@ -207,19 +207,19 @@ def check(status: int, work: Work = DECODING) -> None:
     )
     if status == loaded.TD_OUT_OF_MEMORY:
         sizes = _refusal.take() or "more memory, but there is none left"
-        raise RequestError(f"{work.name} needs {sizes}; {work.remedy}.")
+        raise LackOfMemoryError(f"{work.name} needs {sizes}; {work.remedy}.")
     if status == loaded.TD_BAD_TOKEN:
         raise IndexError(message)
     raise ValueError(f"{message} ({name})")
 
 
 def require_free(num_bytes: int, work: Work) -> None:
-    """Raise `RequestError` if a large array of the work exceeds the free memory.
+    """Raise `LackOfMemoryError` if a large array of the work exceeds the free memory.
 
     Linux grants more memory than it has, and would kill the process that uses it.
     """
     if num_bytes >= LARGE_ALLOCATION and not _is_free(num_bytes):
-        raise RequestError(f"{work.name} needs {_refusal.take()}; {work.remedy}.")
+        raise LackOfMemoryError(f"{work.name} needs {_refusal.take()}; {work.remedy}.")
 
 
 def string(text: Any) -> str:

@@ -22,7 +22,7 @@ from transduce.device import (
     is_out_of_memory,
     peak_memory,
 )
-from transduce.errors import NO_MEMORY, ConfigError
+from transduce.errors import NO_MEMORY, ConfigError, LackOfMemoryError
 from transduce.machine import (
     WaitingMeter,
     free_memory,
@@ -299,6 +299,8 @@ def _return_memory() -> None:
 def _out_of_memory_suppressed() -> Iterator[None]:
     try:
         yield
+    except (LackOfMemoryError, MemoryError):
+        pass
     except RuntimeError as error:
         if not (is_out_of_memory(error) or re.search(NO_MEMORY, str(error))):
             raise

@@ -8,7 +8,7 @@ import pytest
 from transduce import native
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
-from transduce.errors import RequestError
+from transduce.errors import LackOfMemoryError, RequestError
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.alignment import EncodedPairs, likeliest_targets
 
@@ -42,7 +42,8 @@ def test_a_model_beyond_memory_is_refused(
     with checked_from(least):
         if is_refused:
             with pytest.raises(
-                RequestError, match=r"^Loading the model needs .* take a smaller model"
+                LackOfMemoryError,
+                match=r"^Loading the model needs .* take a smaller model",
             ):
                 translator.get_ready()
         else:
@@ -59,11 +60,12 @@ def test_the_work_that_lacks_memory_is_named(
     monkeypatch.setattr(native, "free_memory", lambda _: 0.0)
     with checked_from(0):
         with pytest.raises(
-            RequestError, match="^Decoding needs .* free; .* with a smaller beam"
+            LackOfMemoryError, match="^Decoding needs .* free; .* with a smaller beam"
         ):
             translator.translate(["one two"])
         with pytest.raises(
-            RequestError, match="^Learning word translations needs .* give fewer sen"
+            LackOfMemoryError,
+            match="^Learning word translations needs .* give fewer sen",
         ):
             likeliest_targets(pairs, 1)
 

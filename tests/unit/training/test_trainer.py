@@ -18,7 +18,7 @@ from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.data.dataset import Dataset
 from transduce.device import Hardware
-from transduce.errors import ConfigError, TransduceError
+from transduce.errors import ConfigError, LackOfMemoryError, TransduceError
 from transduce.experiments.run_trainer import refinement_of
 from transduce.model.config import ModelConfig, update_flops
 from transduce.model.transformer import Transformer
@@ -693,7 +693,7 @@ def test_two_passes_without_dropout_train_as_one(make_trainer):
 def refuse_more_than(
     positions: int,
     monkeypatch,
-    error: str = "DefaultCPUAllocator: can't allocate memory",
+    error: str | Exception = "DefaultCPUAllocator: can't allocate memory",
 ) -> list[int]:
     """Make larger batches run out of memory, and record the sizes that are tried."""
     tried = []
@@ -702,7 +702,7 @@ def refuse_more_than(
     def limited(self: BatchLoss, batch):
         tried.append(batch.source.numel() + batch.target_in.numel())
         if tried[-1] > positions:
-            raise RuntimeError(error)
+            raise RuntimeError(error) if isinstance(error, str) else error
         return forward(self, batch)
 
     monkeypatch.setattr(BatchLoss, "forward", limited)
@@ -735,6 +735,16 @@ def test_batches_are_cut_until_they_fit(make_trainer, monkeypatch, positions):
 )
 def test_memory_that_a_gpus_libraries_lack_cuts_batches(
     make_trainer, monkeypatch, error: str
+):
+    refuse_more_than(50, monkeypatch, error)
+    assert make_trainer().find_micro_batch().max_positions <= 50
+
+
+@pytest.mark.parametrize(
+    "error", [LackOfMemoryError("Computing a batch needs 2 GiB"), MemoryError()]
+)
+def test_memory_that_the_native_library_or_numpy_lacks_cuts_batches(
+    make_trainer, monkeypatch, error: Exception
 ):
     refuse_more_than(50, monkeypatch, error)
     assert make_trainer().find_micro_batch().max_positions <= 50
