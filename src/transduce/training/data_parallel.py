@@ -18,6 +18,7 @@ LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from transduce.errors import ConfigError, TransduceError
+from transduce.files import reason
 from transduce.nn.kernels import split_like
 
 TIMEOUT = timedelta(days=1)
@@ -150,20 +152,28 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """Join the process group that a launcher has set up, and leave it at the end.
 
     Without a launcher the process is alone. Raises `ConfigError` if a variable of the
-    launcher is missing or wrong.
+    launcher is missing or wrong, or if the processes cannot meet at its address.
     """
     if not is_distributed():
         yield ALONE
         return
-    world_size = _variable("WORLD_SIZE")
+    world_size = _variable("WORLD_SIZE", least=1)
     rank = _variable("RANK", below=world_size)
     _require_address()
     is_gpu = device.type == "cuda"
-    distributed.init_process_group(
-        "nccl" if is_gpu else "gloo",
-        timeout=TIMEOUT,
-        device_id=device if is_gpu else None,
-    )
+    try:
+        distributed.init_process_group(
+            "nccl" if is_gpu else "gloo",
+            timeout=TIMEOUT,
+            device_id=device if is_gpu else None,
+        )
+    except (distributed.DistNetworkError, distributed.DistStoreError) as error:
+        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        raise ConfigError(
+            f"The processes must meet at port {port} of {address}, but cannot "
+            f"({reason(error)}); set MASTER_PORT to a free port, and MASTER_ADDR to a "
+            "machine that all of them reach."
+        ) from None
     HAS_PROCESS_GROUP.set()
     try:
         yield ProcessGroup(
@@ -208,12 +218,14 @@ def _require_address() -> None:
         )
 
 
-def _variable(name: str, below: int | None = None) -> int:
+def _variable(name: str, *, least: int = 0, below: int | None = None) -> int:
     value = os.environ.get(name, "")
-    if not value.isdecimal() or (below is not None and int(value) >= below):
-        bound = "" if below is None else f" below {below}"
-        raise ConfigError(
-            f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but "
-            f"is {value!r}; {REMEDY}"
-        )
-    return int(value)
+    number = int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else -1
+    if number >= least and (below is None or number < below):
+        return number
+    bound = f" of at least {least}" if least else ""
+    bound = bound if below is None else f" below {below}"
+    raise ConfigError(
+        f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but is "
+        f"{value!r}; {REMEDY}"
+    )

@@ -1,5 +1,6 @@
 """Processes find each other, divide the work, and report a lost one."""
 
+import socket
 from threading import Event
 
 import pytest
@@ -84,8 +85,9 @@ def variables(monkeypatch):
         ),
         ("RANK", "one", "RANK must be a number below 2 where WORLD_SIZE .* is 'one'"),
         ("RANK", "2", "RANK must be a number below 2 where WORLD_SIZE .*, but is '2'"),
-        ("WORLD_SIZE", "", "WORLD_SIZE must be a number where WORLD_SIZE is set, but"),
-        ("WORLD_SIZE", "0", "RANK must be a number below 0 where WORLD_SIZE is set"),
+        ("WORLD_SIZE", "", "WORLD_SIZE must be a number of at least 1 where WORLD_SI"),
+        ("WORLD_SIZE", "0", "WORLD_SIZE must be a number of at least 1 where .* '0'"),
+        ("WORLD_SIZE", "1" + "0" * 5_000, "WORLD_SIZE must be a number of at least 1"),
         (
             "MASTER_ADDR",
             None,
@@ -103,6 +105,21 @@ def test_malformed_environment_variables_are_refused(variables, name, value, mes
         variables.setenv(name, value)
     with pytest.raises(ConfigError, match=message), process_group(torch.device("cpu")):
         pass
+
+
+def test_processes_that_cannot_meet_are_told_where(variables):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in {"RANK": "0", "MASTER_PORT": str(port)}.items():
+            variables.setenv(name, value)
+        with (
+            pytest.raises(
+                ConfigError,
+                match=f"must meet at port {port} of 127.0.0.1, but cannot .*in use",
+            ),
+            process_group(torch.device("cpu")),
+        ):
+            pass
 
 
 @pytest.mark.parametrize(("told", "expected"), [("1", 1), (None, 2)])
