@@ -532,7 +532,7 @@ def atomic_directory(
     `made_by` has the words of the command that writes it, such as "export --to onnx",
     for `require_new_folder`. With `made_by`, a folder that holds files is replaced only
     with `overwrite`, and only if the same command wrote it. Without `made_by`, any
-    folder is replaced.
+    folder is replaced. A file is never replaced.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one
@@ -621,6 +621,9 @@ def clear_leftovers(parent: Path) -> None:
 
 
 def _put_in_place(new: Path, folder: Path) -> None:
+    """Rename a new folder, and replace the old one; `OSError` for a file there."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "a file has this name")
     old = folder.with_name(f".{folder.name}.transduce-old")
     if old.exists() and not folder.exists():
         old.rename(folder)  # a crash interrupted the two renames below

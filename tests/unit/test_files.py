@@ -217,6 +217,18 @@ def test_the_folder_behind_a_link_is_removed(folder, tmp_path):
     assert list(link.parent.iterdir()) == [link]  # as it was before the folder
 
 
+def test_a_file_in_place_of_a_folder_is_kept(tmp_path):
+    (tmp_path / "best").write_text("precious", encoding="utf-8")
+    for _ in range(2):
+        with (
+            pytest.raises(CheckpointError, match="best: cannot be saved .a file has"),
+            atomic_directory(tmp_path / "best"),
+        ):
+            pass
+    assert contents(tmp_path) == {"best": b"precious"}
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
 def test_a_parent_that_is_a_file_is_reported(tmp_path):
     (tmp_path / "run").touch()
     with (
