@@ -86,10 +86,12 @@ def free_memory(num_processes: int) -> float:
 
 
 def proc_bytes(file: str, name: str) -> int | None:
-    """Read a size in a file below `/proc`; None if file or line is missing."""
-    path = PROC / file
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = re.search(rf"{name}:\s*(\d+) kB", text)
+    """Read a size in a file below `/proc`; None if file or line is missing.
+
+    The file may have the name of the process, which need not be UTF-8.
+    """
+    text = "\n".join(_lines(PROC / file))
+    found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
 
@@ -205,7 +207,7 @@ def memory_of_children() -> int:
     """Return the private resident bytes of this process's children."""
     num_bytes = 0
     for children in (PROC / "self" / "task").glob("*/children"):
-        for child in children.read_text(encoding="utf-8").split():
+        for child in "".join(_lines(children)).split():
             with suppress(OSError):  # it has ended
                 text = (PROC / child / "smaps_rollup").read_text(encoding="utf-8")
                 found = re.findall(r"Private_(?:Clean|Dirty):\s*(\d+) kB", text)

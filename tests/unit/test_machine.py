@@ -20,6 +20,7 @@ from transduce.machine import (
     may_have_gpu,
     memory_of_children,
     num_physical_cores,
+    proc_bytes,
     processor_flags,
     use_one_arena,
 )
@@ -149,6 +150,17 @@ def test_memory_shared_with_children_does_not_count():
         child.communicate(b"\n")
     assert 50 * 2**20 <= grown < 100 * 2**20
     assert memory_of_children() < before + 50 * 2**20
+
+
+def test_a_thread_that_ends_meanwhile_has_no_children(linux):
+    linux({"self/task/7/children/ended": ""})  # a folder cannot be read, either
+    assert memory_of_children() == 0
+
+
+def test_a_process_may_have_a_name_that_is_cut_within_a_letter(linux, tmp_path):
+    status = "Name:\tVmRSS: 1 kB entraîne".encode()[:-2] + b"\nVmRSS:\t  12 kB\n"
+    (tmp_path / "self" / "status").write_bytes(status.replace("î".encode(), b"\xc3"))
+    assert proc_bytes("self/status", "VmRSS") == 12 * 1024
 
 
 @pytest.mark.parametrize(
