@@ -359,7 +359,8 @@ class CorpusMixture:
     def _draws(self, weights: Mapping[str, float]) -> tuple[int, ...]:
         """Return the number of pairs of each corpus in an epoch.
 
-        An epoch has as many pairs as all corpora together.
+        An epoch has as many pairs as the corpora that have a weight, or a few more, as
+        each of them has at least one.
         """
         if not weights:
             return self._sizes
