@@ -131,7 +131,7 @@ class QuantizedWeight:
 
     @staticmethod
     def of(weight: Float32[np.ndarray, "outputs inputs"]) -> "QuantizedWeight":
-        """Round a weight as int8 decoding does (`csrc/gemm/quantize.c`), bit by bit."""
+        """Round a weight bit for bit as int8 decoding does (`csrc/gemm/quantize.c`)."""
         largest = np.maximum(np.abs(weight).max(axis=1), MIN_MAX_WEIGHT)
         scales = largest * PER_MAX_INT8
         values = np.rint(weight / scales[:, None]).astype(np.int8)
@@ -770,7 +770,7 @@ def quantize(
     """Write a model folder a quarter as large, with weights and embeddings in int8.
 
     Its translations and their scores are those of `load(model, precision="int8")`, bit
-    by bit. `load` decodes it in int8 on a CPU. It cannot be trained, averaged or
+    for bit. `load` decodes it in int8 on a CPU. It cannot be trained, averaged or
     exported, so quantize last.
 
         transduce.quantize("runs/en-de", "en-de-int8")

@@ -295,7 +295,7 @@ def _structure(key: str, value: Any, option: Any, where: str) -> Any:
 
 
 def _built(kind: Any, content: Mapping[str, Any], where: str, key: str) -> Any:
-    """Make one of several tables, of which each has required settings."""
+    """Build a table from its settings, some of which are required."""
     hints = _type_hints(kind)
     for name in content:
         if name not in hints:

@@ -35,7 +35,8 @@ MAX_LENGTH = 2**20
 PLANNED_PAIRS = 2**20
 """Number of pairs sorted by length at a time."""
 AUGMENTED_PAIRS = 2**17
-"""The same with augmentation: training waits until the first part is changed."""
+"""Number of pairs sorted by length at a time with augmentation. It is smaller, as
+training waits until the first part is changed."""
 
 Item = TypeVar("Item")
 Indices = Integer[np.ndarray, " _"]

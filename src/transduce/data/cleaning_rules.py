@@ -82,7 +82,8 @@ UNITS = re.compile(_units(r"\w"))
 UNSPACED_UNITS = re.compile(
     rf"[{UNSPACED_LETTERS}]|" + _units(rf"(?:(?![{UNSPACED_LETTERS}])\w)")
 )
-"""The same in text with scripts without spaces, where each letter is a unit."""
+"""Pattern of what a loop repeats in text of scripts without spaces, where each letter
+is a unit."""
 ASCII_WITHOUT_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 """Bytes that are deleted from UTF-8 to find its letters, faster than by a pattern."""
 BELOW_UNSPACED = bytes(range(0xE0))

@@ -39,7 +39,7 @@ class CorpusConfig:
     source: str | tuple[str, ...]
     """Text file, or several, one sentence per line."""
     target: str | tuple[str, ...]
-    """Their translations, line by line."""
+    """Text file with the translation of each source line, or several."""
     weight: float | None = None
     """Share of the training pairs, relative to the other weights; without any weight,
     each corpus has the share of its size."""

@@ -1,4 +1,4 @@
-"""Searches by the native library find what those in Python find, bit by bit."""
+"""Searches by the native library find what those in Python find, bit for bit."""
 
 import math
 from collections.abc import Sequence
