@@ -336,8 +336,9 @@ def best_match(requested: str, available: Sequence[str]) -> str | None:
 
     The same tag, in any case, is the best match. Tags of the same language follow: tags
     in the same script first, and among them the tag that is the longest beginning of
-    the requested one (zh-Hans for zh-Hans-CN). A name that is no tag matches only
-    itself.
+    the requested one (zh-Hans for zh-Hans-CN). Norwegian (no) counts as Bokmål, and
+    Nynorsk is a match only if there is nothing nearer. A name that is no tag matches
+    only itself.
     """
     by_name = {_spelling(each): each for each in reversed(available)}
     if _spelling(requested) in by_name:
@@ -481,12 +482,14 @@ def _family(tag: str) -> str:
     return "no" if language in ("nb", "nn") else language
 
 
-def _distance(requested: str, available: str) -> tuple[bool, int]:
+def _distance(requested: str, available: str) -> tuple[bool, bool, int]:
     """Sort key of available tags of one language: the best match has the least."""
+    is_other_norwegian = (base(available) == "nn") != (base(requested) == "nn")
     whole = f"{canonical(requested)}-".lower()
     beginning = f"{canonical(available)}-".lower()
     shared = len(beginning) if whole.startswith(beginning) else 0
-    return script_of(available) != script_of(requested), -shared
+    is_other_script = script_of(available) != script_of(requested)
+    return is_other_norwegian, is_other_script, -shared
 
 
 def _named(ending: str) -> str | None:
