@@ -252,7 +252,7 @@ class DeepAtt(nn.Module):
     ) -> int:
         """FLOPs of a training update on pairs of these lengths, without padding.
 
-        Two for each multiplication of a matrix product.
+        Only matrix products are counted, three for each forward one.
         """
         cells, context = self.config.d_model, self.config.context_width
         encoder = self.columns, self.project_top, self.project_key
