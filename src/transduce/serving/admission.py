@@ -170,6 +170,54 @@ class AnswerFailures:
             await failure_answer(error)(scope, receive, send)
 
 
+class ReadBodies:
+    """Reads the rest of a request's body before the answer begins.
+
+    A client may miss an answer that begins before: a connection that is closed while
+    the client sends is reset. One that waits for permission to send its body is
+    answered at once. Its connection then ends, as either the body or another request
+    could follow (RFC 9110, section 10.1.1).
+    """
+
+    def __init__(self, app: ASGIApp, timeout_s: float) -> None:
+        self._app = app
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_rest, end = True, asyncio.get_running_loop().time() + self._timeout_s
+
+        async def watched() -> Message:
+            nonlocal has_rest
+            message = await receive()
+            has_rest = message.get("more_body", False)  # not if the client has gone
+            return message
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and has_rest:
+                if _is_waiting(Headers(scope=scope)):
+                    headers = [*message.get("headers", ()), (b"connection", b"close")]
+                    message = {**message, "headers": headers}
+                else:
+                    await read_rest()
+            await send(message)
+
+        async def read_rest() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(end):
+                    while has_rest:
+                        await watched()
+
+        await self._app(scope, watched, answer)
+
+
+def _is_waiting(headers: Headers) -> bool:
+    """Whether a client waits for permission to send its body."""
+    return headers.get("expect", "").strip().lower() == "100-continue"
+
+
 class GuardOrigins:
     """Refuses requests for another host, and those of another site's pages."""
 
@@ -427,37 +475,27 @@ class Admission:
         try:
             async with asyncio.timeout(self.config.body_timeout_s):
                 async for chunk in request.stream():
-                    if len(body) <= most:
-                        body += chunk
-                    # Read the rest as well, or the client may miss the refusal.
+                    body += chunk
+                    if len(body) > most:
+                        raise self._too_large()
         except TimeoutError:
-            if len(body) > most:
-                raise self._too_large() from None
             raise RefusedError(
                 HTTPStatus.REQUEST_TIMEOUT,
                 f"The body must come within {in_seconds(self.config.body_timeout_s)}.",
             ) from None
         except ClientDisconnect:
             raise RefusedError(CLIENT_GONE, "The client has gone.") from None
-        if len(body) > most:
-            raise self._too_large()
         return bytes(body)
 
     def _check_head(self, request: Request) -> None:
-        """Raise `RefusedError` for a body that need not be read to be refused.
-
-        A client that waits for permission to send its body may be answered before
-        (RFC 9110, section 10.1.1); others would miss the answer.
-        """
+        """Raise `RefusedError` for a body that need not be read to be refused."""
         headers = request.headers
         if headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise RefusedError(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 "The body must be sent without content-encoding, but has one.",
             )
-        is_waiting = headers.get("expect", "").strip().lower() == "100-continue"
-        size = headers.get("content-length", "0")
-        if is_waiting and int(size) > self.config.max_body_bytes:
+        if int(headers.get("content-length", "0")) > self.config.max_body_bytes:
             raise self._too_large()
 
     def _too_large(self) -> RefusedError:
@@ -631,14 +669,16 @@ class _Fields:
     def read_parts(self, content_type: str, body: bytes) -> None:
         """Read multipart form data; `ValueError` if it is malformed or has a file."""
         parts: dict[str, list[str]] = {}
+        charset = _charset(content_type)
 
         def add(field: Any) -> None:
-            parts.setdefault(_text(field.field_name), []).append(_text(field.value))
+            name = _text(field.field_name, charset)
+            parts.setdefault(name, []).append(_text(field.value, charset))
             if len(parts) > MAX_FIELDS:
                 raise ValueError("Max number of fields exceeded")
 
         def refuse(file: Any) -> None:
-            name = _text(file.field_name)
+            name = _text(file.field_name, charset)
             raise ValueError(f"`{name[:80]}` must be text, but is a file")
 
         if not body.rstrip().endswith(b"--"):
@@ -652,8 +692,13 @@ class _Fields:
             self.values[name] = each if len(each) > 1 else each[0]
 
 
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode()
+def _text(value: bytes | None, charset: str) -> str:
+    """Decode a part of a form from UTF-8, or else from a charset."""
+    content = value or b""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return content.decode(charset)
 
 
 def refusal_of(error: TransduceError) -> RefusedError:

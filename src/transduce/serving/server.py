@@ -47,6 +47,7 @@ from transduce.serving.admission import (
     AllowOrigins,
     AnswerFailures,
     GuardOrigins,
+    ReadBodies,
     RefusedError,
     refusal_of,
 )
@@ -133,17 +134,18 @@ def create_app(
         redirect_slashes=False,
     )
     monitor = Monitor(models)
-    admission = Admission(config or AdmissionConfig())
-    _add_paths(app, Endpoints(models, admission, monitor), models)
+    config = config or AdmissionConfig()
+    _add_paths(app, Endpoints(models, Admission(config), monitor), models)
     app.exception_handler(RefusedError)(_refuse)
     app.exception_handler(TransduceError)(_refuse_error)
     app.exception_handler(HTTPException)(_refuse_http)
     # Each middleware wraps those before it.
     app.add_middleware(AnswerFailures)
-    app.add_middleware(CountRequests, monitor=monitor)
     if access.cors_origins:
         app.add_middleware(AllowOrigins, config=access)
     app.add_middleware(GuardOrigins, config=access)
+    app.add_middleware(CountRequests, monitor=monitor)
+    app.add_middleware(ReadBodies, timeout_s=config.body_timeout_s)
     _document_lines(app)
     return app
 

@@ -124,6 +124,20 @@ def test_a_refusal_of_an_origin_names_an_option_that_allows_it(
     assert answer.json["error"].endswith(f'"{origin}" has none; {remedy}')
 
 
+def test_a_request_to_another_host_is_refused_after_its_body_and_counted(
+    local: RunningServer,
+) -> None:
+    def count() -> float:
+        text = local.get("/metrics").body.decode()
+        refused = 'transduce_requests_total{path="other",status="403"}'
+        lines = [line for line in text.splitlines() if line.startswith(refused)]
+        return sum(float(line.split()[-1]) for line in lines)
+
+    before = count()
+    assert local.post("/translate", bytes(5_000_000), host="a.org").status == 403
+    assert count() == before + 1
+
+
 @pytest.mark.parametrize(
     ("allowed", "origin"),
     [

@@ -257,17 +257,41 @@ def test_a_client_may_wait_before_it_sends_the_body(http: RunningServer) -> None
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_waits_with_a_long_body_is_refused_at_once(
-    http: RunningServer,
+@pytest.mark.parametrize(
+    ("path", "status", "error"),
+    [
+        ("/translate", 413, "The body must have at most 130,000 bytes"),
+        ("/nowhere", 404, "The path must be one that"),
+    ],
+)
+def test_a_refused_client_that_waits_with_its_body_is_answered_and_its_connection_ends(
+    http: RunningServer, path: str, status: int, error: str
 ) -> None:
-    head, _, _ = post(body=b" " * 200_000).partition(b"\r\n\r\n")
+    head, _, _ = post(path, body=b" " * 200_000).partition(b"\r\n\r\n")
     with connected(http) as client:
         client.sendall(head + b"\r\nexpect: 100-Continue\r\n\r\n")
-        answer = client.recv(65536)
-        while not answer.endswith(b"}"):
-            answer += client.recv(65536)
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert error_of(answer).startswith("The body must have at most 130,000 bytes")
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert b"connection: close" in answer.lower()
+    assert error_of(answer).startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("path", "encoding", "status"),
+    [
+        ("/translate", "", 413),
+        ("/translate", "gzip", 415),
+        ("/translate_file", "", 403),
+        ("/health", "", 405),
+        ("/nowhere", "", 404),
+    ],
+)
+def test_a_client_gets_its_refusal_however_long_its_body(
+    http: RunningServer, path: str, encoding: str, status: int
+) -> None:
+    headers = {"content_encoding": encoding} if encoding else {}
+    # The client also asks for the end of the connection.
+    assert http.post(path, bytes(5_000_000), **headers).status == status
 
 
 @pytest.fixture

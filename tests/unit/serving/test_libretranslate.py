@@ -278,6 +278,16 @@ def test_an_escaped_form_may_be_in_the_encoding_that_its_type_names(
     assert http.post("/translate", body, content_type=kind).json == expected
 
 
+def test_form_data_may_be_in_the_encoding_that_its_type_names(
+    http: RunningServer,
+) -> None:
+    fields = FIELDS | {"q": "one é"}
+    kind = "multipart/form-data; boundary=xx"
+    body = multipart(fields).decode().encode("latin-1")
+    answer = http.post("/translate", body, content_type=f"{kind}; charset=iso-8859-1")
+    assert answer.json == post_form_data(http, fields)
+
+
 @pytest.mark.parametrize("charset", ["", "; charset=utf-8", "; charset=base64"])
 def test_json_in_an_unnamed_encoding_is_refused(
     http: RunningServer, charset: str
