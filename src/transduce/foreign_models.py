@@ -22,9 +22,9 @@ PICKLE, DECODER = "pytorch_model.bin", "decoder.yml"
 INDEX = "model.safetensors.index.json"
 """Index of weights in several files."""
 PICKLE_INDEX = f"{PICKLE}.index.json"
-"""The same of pickled weights."""
+"""Index of pickled weights in several files."""
 PICKLE_PARTS = "pytorch_model*.bin"
-"""Pattern of files of pickled weights."""
+"""Pattern of the names of those files."""
 OTHER_FRAMEWORKS = {
     "tf_model.h5": ("TensorFlow", "from_tf"),
     "flax_model.msgpack": ("Flax", "from_flax"),

@@ -745,9 +745,7 @@ class ExpertsConfig:
             )
         fewest = min(choices for _, choices in self.levels)
         if self.top_k > fewest:
-            kind = (
-                "experts" if self.num_groups is None else "groups, and of one's experts"
-            )
+            kind = "groups or of experts in each" if self.num_groups else "experts"
             raise ConfigError(
                 f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but "
                 f"is {self.top_k}."

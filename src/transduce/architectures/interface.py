@@ -61,7 +61,8 @@ class CachedState:
     memory: dict[str, Float[Tensor, "sentences source _"]] = field(default_factory=dict)
     """Tensors of each source; `join` pads them along the source."""
     hypotheses: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors of each hypothesis, [sentences, group, ...], of the same size in all."""
+    """Tensors of each hypothesis, [sentences, group, ...]; a name's tensors have one
+    size for all hypotheses."""
 
     def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep these hypotheses in this order, as `DecoderState.reorder`."""

@@ -41,9 +41,9 @@ class _Block:
 def _groups_of_similar_size(
     sizes: Int64[np.ndarray, " groups"],
 ) -> Iterator[Int64[np.ndarray, " members"]]:
-    """Yield the groups with rows from one power of two to the next, small ones first.
+    """Yield groups whose numbers of rows are between the same two powers of two.
 
-    Groups without rows are left out.
+    Groups of few rows come first; groups without rows are left out.
     """
     # Exponent of the power of two that is above the number of rows.
     exponents = np.frexp(sizes)[1]

@@ -393,7 +393,7 @@ def _draw_seeds(stack: Any) -> Any:
 def _expanded_mask(
     mask: Bool[Tensor, "#batch 1 #queries #keys"], batch: int, queries: int, keys: int
 ) -> Bool[Tensor, "{batch} 1 {queries} {keys}"]:
-    """Return a mask with these sizes, which sentences and queries may share.
+    """Return a mask of these sizes; sentences and queries that share a row still do.
 
     Raises `ValueError` if its dtype is not bool, and PyTorch's `RuntimeError` if it has
     other sizes.

@@ -623,8 +623,11 @@ def _charset(content_type: str) -> str:
 
 
 def _first_problem(error: ValidationError) -> str:
-    """Return the first field's problem: of the types that it may have, that of the one
-    that fits farthest into the value."""
+    """Return the problem of the first malformed field.
+
+    A field of several types has a problem of each; the one returned is of the type that
+    fits farthest into the value.
+    """
     problems = error.errors(include_url=False, include_context=False)
     field = problems[0]["loc"][:1]
     problem = max(

@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 
     Attend = Callable[[Translator, str, str], PairAttention]
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -83,7 +82,7 @@ class Monitor:
             registry=self._registry,
         )  # fmt: skip
         self.seconds = Histogram(
-            "transduce_request_seconds", "Until the answer is sent", ["path"],
+            "transduce_request_seconds", "Seconds until the answer is sent", ["path"],
             buckets=SECONDS, registry=self._registry,
         )  # fmt: skip
         batches = Histogram(
@@ -91,7 +90,7 @@ class Monitor:
             buckets=SENTENCES, registry=self._registry,
         )  # fmt: skip
         waiting = Gauge(
-            "transduce_waiting_sentences", "Sentences whose turn is to come", ["model"],
+            "transduce_waiting_sentences", "Sentences that wait for a batch", ["model"],
             registry=self._registry,
         )  # fmt: skip
         for model in models:
@@ -373,7 +372,7 @@ class Endpoints:
 
     async def metrics(self) -> Response:
         """Return metrics in Prometheus' text format."""
-        return Response(self._monitor.text(), media_type=CONTENT_TYPE)
+        return Response(self._monitor.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 def _shaped(
