@@ -478,7 +478,7 @@ def test_experts_have_two_million_parameters_each() -> None:
     [
         ({"num_experts": 0}, "`model.experts.num_experts` must be at least 1"),
         ({"num_experts": 3, "top_k": 4}, "top_k` must be at most 3, the number of exp"),
-        ({"num_experts": 12, "num_groups": 4}, "at most 3, the number of groups, and"),
+        ({"num_experts": 12, "num_groups": 4}, "at most 3, the number of groups or"),
         ({"num_experts": 10, "num_groups": 4}, "must be a multiple of the 4 groups"),
         ({"num_groups": 1}, "num_groups` must be at least 2"),
         ({"gating": "softmax"}, 'gating` must be "noisy-top-k" or "batchwise"'),
