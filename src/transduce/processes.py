@@ -31,7 +31,7 @@ REPEATED_SECONDS = 2.0
 IMPORT_SECONDS = 60.0
 """Most seconds for which a signal waits for the end of an import."""
 POSTPONED_SECONDS = 0.05
-"""Seconds after which a signal that arrived during an import is sent again."""
+"""Seconds after which a signal is sent again that came too early to take effect."""
 IMPORT_MACHINERY = "<frozen importlib"
 """Beginning of the file name of the code that imports modules."""
 WATCH_SECONDS = 0.5
@@ -122,33 +122,84 @@ def unwound_on_termination() -> Iterator[None]:
 
     A second signal soon after the first is ignored: `timeout`, for example, signals a
     program and then its group, and the second signal must not interrupt the undoing.
-    Outside the main thread, the signals end the program at once, as usual.
+    If Python or a library ignores the exception, it is raised again soon, or at the end
+    of the block. Outside the main thread, the signals end the program at once, as
+    usual.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     last = -math.inf
+    ending: _TerminationError | None = None
     is_left = False
 
     def unwind(number: int, _frame: FrameType | None) -> None:
-        nonlocal last
+        nonlocal last, ending
         if is_left:
             _restore(previous, [number])
             return
         now = time.monotonic()
-        if now - last >= REPEATED_SECONDS:
+        if now - last >= REPEATED_SECONDS or (ending and ending.is_ignored):
             last = now
-            raise SystemExit(128 + number)
+            ending = _TerminationError(number)
+            raise ending
 
     previous = _handlers_of_python(terminations())
     try:
         for number in previous:
             signal.signal(number, unwind)
-        yield
+        with _ignored_signals_sent_again():
+            yield
+        if ending is not None:
+            raise ending
     finally:
         is_left = True
         _restore(previous, [])
+
+
+class _TerminationError(SystemExit):
+    """End of the program by a signal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(128 + number)
+        self.number = number
+        self.is_ignored = False
+        """Whether Python has reported the exception instead of raising it."""
+
+
+@contextmanager
+def _ignored_signals_sent_again() -> Iterator[None]:
+    """Send a signal again if Python has ignored the exception of its handler.
+
+    Python ignores exceptions while it deletes a generator or another object, and
+    within callbacks of weak references and of C. The end of the block waits for the
+    signals that are being sent.
+    """
+    timers: list[threading.Timer] = []
+    show = sys.unraisablehook
+
+    def send_again(unraisable: "sys.UnraisableHookArgs") -> None:
+        error = unraisable.exc_value
+        if threading.current_thread() is not threading.main_thread():
+            show(unraisable)
+        elif isinstance(error, _TerminationError):
+            error.is_ignored = True
+            timers.append(_send_again(error.number))
+        elif isinstance(error, KeyboardInterrupt):
+            timers.append(_send_again(signal.SIGINT))
+        else:
+            show(unraisable)
+
+    sys.unraisablehook = send_again
+    try:
+        yield
+        while timers:
+            timers.pop().join()
+    finally:
+        for timer in timers:
+            timer.cancel()
+        sys.unraisablehook = show
 
 
 @contextmanager
@@ -225,12 +276,13 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _send_again(number: int) -> None:
+def _send_again(number: int) -> threading.Timer:
     """Send the main thread a signal a little later."""
     main = threading.main_thread().ident
     timer = threading.Timer(POSTPONED_SECONDS, signal.pthread_kill, (main, number))
     timer.daemon = True
     timer.start()
+    return timer
 
 
 def call_interruptibly(function: Callable[[], Result]) -> Result:

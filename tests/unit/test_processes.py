@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from importlib import import_module
 
@@ -90,6 +91,94 @@ def test_a_termination_runs_clean_up_code(received, number):
         work()
     assert ended.value.code == 128 + number
     assert (undone, received) == ([number], [])
+
+
+def within_del(number: int) -> None:
+    class Deleted:
+        def __del__(self) -> None:
+            signal.raise_signal(number)
+
+    Deleted()
+
+
+def within_generator(number: int) -> None:
+    def numbers():
+        try:
+            yield 1
+        finally:
+            signal.raise_signal(number)
+
+    next(numbers())
+
+
+def within_weak_reference(number: int) -> None:
+    class Referred: ...
+
+    referred = Referred()
+    reference = weakref.ref(referred, lambda _: signal.raise_signal(number))
+    del referred
+    assert reference() is None
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    "interrupt_within", [within_del, within_generator, within_weak_reference]
+)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_signal_whose_exception_python_ignores_ends_the_work(
+    capsys, monkeypatch, number, interrupt_within, is_last
+):
+    """Python prints exceptions of finalizers and continues."""
+    monkeypatch.setattr("transduce.processes.POSTPONED_SECONDS", 0.01)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hook = sys.unraisablehook
+    undone = []
+
+    def work() -> None:
+        try:
+            interrupt_within(number)
+            if not is_last:
+                time.sleep(30.0)
+        finally:
+            undone.append(number)
+
+    start = time.monotonic()
+    interruptions = (SystemExit, KeyboardInterrupt)
+    with pytest.raises(interruptions) as ended, unwound_on_termination():
+        work()
+    assert time.monotonic() - start < 20.0
+    if number == signal.SIGINT:
+        assert ended.type is KeyboardInterrupt
+    else:
+        assert ended.value.code == 128 + number
+    assert undone == [number]
+    assert sys.unraisablehook is hook
+    assert capsys.readouterr().err == ""
+
+
+def test_a_termination_that_code_ignores_ends_the_program_after_the_work():
+    """A library in C may clear exceptions."""
+    with (
+        pytest.raises(SystemExit) as ended,
+        unwound_on_termination(),
+        suppress(BaseException),
+    ):
+        signal.raise_signal(signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_other_exceptions_that_python_ignores_are_reported(monkeypatch):
+    class Deleted:
+        def __del__(self) -> None:
+            raise ValueError
+
+    reported = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda unraisable: reported.append(unraisable.exc_type)
+    )
+    with unwound_on_termination():
+        Deleted()
+    assert reported == [ValueError]
 
 
 CHILD = """

@@ -56,7 +56,7 @@ class DataDisplay(ProgressDisplay):
         trace: TracebackType | None,
     ) -> None:
         super().__exit__(kind, error, trace)
-        if kind in (KeyboardInterrupt, SystemExit):
+        if isinstance(error, KeyboardInterrupt | SystemExit):
             self.console.print(
                 "Downloads are kept; give the same command again to continue."
             )
