@@ -122,40 +122,105 @@ def unwound_on_termination() -> Iterator[None]:
 
     A second signal soon after the first is ignored: `timeout`, for example, signals a
     program and then its group, and the second signal must not interrupt the undoing.
+    Outside the main thread, the signals end the program at once, as usual.
+
     If Python or a library ignores the exception, it is raised again soon, or at the end
-    of the block. Outside the main thread, the signals end the program at once, as
-    usual.
+    of the block, in place of a fault that follows from it. The same holds for
+    `KeyboardInterrupt`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    last = -math.inf
-    ending: _TerminationError | None = None
+    interruption = _Interruption()
     is_left = False
 
-    def unwind(number: int, _frame: FrameType | None) -> None:
-        nonlocal last, ending
+    def unwind(number: int, frame: FrameType | None) -> None:
         if is_left:
             _restore(previous, [number])
-            return
-        now = time.monotonic()
-        if now - last >= REPEATED_SECONDS or (ending and ending.is_ignored):
-            last = now
-            ending = _TerminationError(number)
-            raise ending
+        else:
+            interruption.arrive(number, frame)
 
-    previous = _handlers_of_python(terminations())
+    numbers = terminations()
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        numbers.append(signal.SIGINT)
+    previous = _handlers_of_python(numbers)
     try:
         for number in previous:
             signal.signal(number, unwind)
-        with _ignored_signals_sent_again():
+        with interruption.raised_at_end(), interruption.sent_again():
             yield
-        if ending is not None:
-            raise ending
     finally:
         is_left = True
         _restore(previous, [])
+
+
+class _Interruption:
+    """Exception by which the last signal ends the program."""
+
+    def __init__(self) -> None:
+        self._error: _TerminationError | KeyboardInterrupt | None = None
+        self._last = -math.inf
+        """Time of the last termination in seconds."""
+        self._timers: list[threading.Timer] = []
+        self._report = sys.unraisablehook
+
+    def arrive(self, number: int, frame: FrameType | None) -> None:
+        """Raise the exception of a signal, unless it repeats the last one."""
+        if any(each.f_code is self._handle.__code__ for each in _callers(frame)):
+            self._timers.append(_send_again(number))
+            return
+        if number == signal.SIGINT:
+            self._error = KeyboardInterrupt()
+            raise self._error
+        now = time.monotonic()
+        if now - self._last >= REPEATED_SECONDS:
+            self._last = now
+            self._error = _TerminationError(number)
+            raise self._error
+
+    @contextmanager
+    def raised_at_end(self) -> Iterator[None]:
+        """Raise the exception again unless the block ends by it or reports it."""
+        try:
+            yield
+        except Exception as error:
+            if self._error is None or _comes_from(error, self._error):
+                raise
+            raise self._error from error
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def sent_again(self) -> Iterator[None]:
+        """Send a signal again if Python has ignored the exception of its handler.
+
+        Python ignores exceptions while it deletes a generator or another object, and
+        within callbacks of weak references and of C. The end of the block waits for the
+        signals that are being sent.
+        """
+        sys.unraisablehook = self._handle
+        try:
+            yield
+            while self._timers:
+                self._timers.pop().join()
+        finally:
+            for timer in self._timers:
+                timer.cancel()
+            sys.unraisablehook = self._report
+
+    def _handle(self, unraisable: "sys.UnraisableHookArgs") -> None:
+        """Handle an exception that Python ignores."""
+        error = unraisable.exc_value
+        if threading.current_thread() is not threading.main_thread():
+            self._report(unraisable)
+        elif isinstance(error, _TerminationError):
+            self._last = -math.inf
+            self._timers.append(_send_again(error.number))
+        elif isinstance(error, KeyboardInterrupt):
+            self._timers.append(_send_again(signal.SIGINT))
+        else:
+            self._report(unraisable)
 
 
 class _TerminationError(SystemExit):
@@ -164,42 +229,13 @@ class _TerminationError(SystemExit):
     def __init__(self, number: int) -> None:
         super().__init__(128 + number)
         self.number = number
-        self.is_ignored = False
-        """Whether Python has reported the exception instead of raising it."""
 
 
-@contextmanager
-def _ignored_signals_sent_again() -> Iterator[None]:
-    """Send a signal again if Python has ignored the exception of its handler.
-
-    Python ignores exceptions while it deletes a generator or another object, and
-    within callbacks of weak references and of C. The end of the block waits for the
-    signals that are being sent.
-    """
-    timers: list[threading.Timer] = []
-    show = sys.unraisablehook
-
-    def send_again(unraisable: "sys.UnraisableHookArgs") -> None:
-        error = unraisable.exc_value
-        if threading.current_thread() is not threading.main_thread():
-            show(unraisable)
-        elif isinstance(error, _TerminationError):
-            error.is_ignored = True
-            timers.append(_send_again(error.number))
-        elif isinstance(error, KeyboardInterrupt):
-            timers.append(_send_again(signal.SIGINT))
-        else:
-            show(unraisable)
-
-    sys.unraisablehook = send_again
-    try:
-        yield
-        while timers:
-            timers.pop().join()
-    finally:
-        for timer in timers:
-            timer.cancel()
-        sys.unraisablehook = show
+def _comes_from(error: BaseException | None, origin: BaseException) -> bool:
+    """Return whether an error was raised while another one was handled."""
+    while error is not None and error is not origin:
+        error = error.__cause__ or error.__context__
+    return error is origin
 
 
 @contextmanager
@@ -269,11 +305,16 @@ def signals_after_imports() -> Iterator[None]:
 
 def _is_importing(frame: FrameType | None) -> bool:
     """Return whether a frame runs within the import of a module."""
+    return any(
+        each.f_code.co_filename.startswith(IMPORT_MACHINERY) for each in _callers(frame)
+    )
+
+
+def _callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and those that called it."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(IMPORT_MACHINERY):
-            return True
+        yield frame
         frame = frame.f_back
-    return False
 
 
 def _send_again(number: int) -> threading.Timer:
