@@ -180,8 +180,8 @@ def test_characters_that_a_text_too_long_to_align_lacks_are_marked() -> None:
 @pytest.mark.parametrize(
     ("systems", "message"),
     [
-        (("last",), "There must be at least two systems to compare, but is 1;"),
-        ((), "There must be at least two systems to compare, but is 0;"),
+        (("last",), "The number of systems must be at least 2, but is 1;"),
+        ((), "The number of systems must be at least 2, but is 0;"),
         (("last", "last"), "last: a system must be given once, but is given twice."),
         (("last", "short"), "short: must have as many lines as reference, 40, but has"),
         (("last", "empty"), "empty: must have as many lines as reference, 40, but has"),

@@ -53,7 +53,7 @@ def test_a_parser_is_surveyed_over_trees(
     printed = succeeds("heads", parsing_model, *options, "--out", out, "--sentences", 2)
     where = treebank if given else "the built-in corpus"
     title = " ".join(printed.partition("\n\n")[0].split())
-    assert title == f"The heads of {parsing_model} on 2 pairs of {where}"
+    assert title == f"The heads of {parsing_model} on 2 trees of {where}"
     found = json.loads((out / "heads.json").read_text(encoding="utf-8"))
     assert len(found["pruned"]) == 6
     assert "alignment" not in found

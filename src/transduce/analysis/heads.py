@@ -338,6 +338,8 @@ def _batches(pairs: Sequence[EncodedPair]) -> Iterator[Sequence[EncodedPair]]:
 MAX_TOKENS = 128
 """Longest source or target: attention maps grow with its square."""
 TASK = "A survey of heads"
+PAIR, TREE = "pair", "tree"
+"""Items of the corpus of a model that translates, and of a parser."""
 """Task in the error about a model that is no Transformer."""
 
 OnProgress = Callable[[str], None]
@@ -380,8 +382,8 @@ def survey_heads(
     ]
     if not pairs:
         raise DataError(
-            f"The corpus must have a pair of 1 to {MAX_TOKENS} tokens a side, but has "
-            f"none among its first {len(corpus):,}."
+            f"The corpus must have a {unit_of(translator)} of 1 to {MAX_TOKENS} tokens "
+            f"a side, but has none among its first {len(corpus):,}."
         )
     on_progress("Computing attention...")
     sums = head_sums(maps_of(model, pairs))
@@ -392,6 +394,11 @@ def survey_heads(
         offsets=tuple(preferred_offsets(sums)),
         pruned=tuple(_prune(model, pairs, on_progress)),
     )
+
+
+def unit_of(translator: Translator) -> str:
+    """Return what a model's corpus consists of: `TREE` for a parser, else `PAIR`."""
+    return PAIR if translator.symbols is None else TREE
 
 
 def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[SentencePair]:

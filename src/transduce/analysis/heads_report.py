@@ -10,16 +10,29 @@ from transduce.analysis.grammar_heads import (
     Linking,
     LinkSurvey,
 )
-from transduce.analysis.heads import LEGEND, HeadName, HeadSurvey, statistics_table
+from transduce.analysis.heads import (
+    LEGEND,
+    PAIR,
+    HeadName,
+    HeadSurvey,
+    statistics_table,
+)
 from transduce.errors import counted, percent
 from transduce.model.config import ATTENTION_KINDS
 from transduce.report.report import Part, Picture, Report, Section, Table, columns
 
 
 def as_report(
-    survey: HeadSurvey, annotated: AnnotatedSurvey | None, model: str, corpus: str
+    survey: HeadSurvey,
+    annotated: AnnotatedSurvey | None,
+    model: str,
+    corpus: str,
+    unit: str = PAIR,
 ) -> Report:
-    """Report on all heads; `annotated` is for the built-in grammar only."""
+    """Report on all heads; `annotated` is for the built-in grammar only.
+
+    `unit` is what the corpus consists of, such as "pair".
+    """
     sections = [
         Section(title="Heads that follow positions", parts=tuple(_positional(survey))),
         Section(title="Statistics of the heads", parts=tuple(_statistics(survey))),
@@ -30,7 +43,7 @@ def as_report(
             Section(title="Alignment", parts=tuple(_alignment(annotated))),
         ]
     sections.append(Section(title="Pruning", parts=tuple(_pruning(survey))))
-    pairs = counted(survey.num_pairs, "pair")
+    pairs = counted(survey.num_pairs, unit)
     return Report(
         title=f"The heads of {model} on {pairs} of {corpus}",
         sections=tuple(sections),

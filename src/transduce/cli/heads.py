@@ -10,7 +10,7 @@ from transduce.analysis.grammar_heads import (
     survey_annotated,
     translator_and_pair,
 )
-from transduce.analysis.heads import survey_heads, tree_pairs
+from transduce.analysis.heads import survey_heads, tree_pairs, unit_of
 from transduce.analysis.heads_report import as_report
 from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
 from transduce.cli.lines import into_language_of, warn_of_other_languages
@@ -99,7 +99,7 @@ def heads(
         survey = survey_heads(translator, corpus, status.update)
     where = str([*source, *trees, "the built-in corpus"][0])
     figures = asdict(survey) | (asdict(annotated) if annotated else {})
-    report = as_report(survey, annotated, str(model), where)
+    report = as_report(survey, annotated, str(model), where, unit_of(translator))
     finish_report(report, figures, out, "heads", overwrite=force)
 
 

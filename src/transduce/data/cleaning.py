@@ -819,8 +819,9 @@ def _write(
             else:
                 detail = details.of_dropped(row, pair, rank)
                 dropped.write(_record(pair, detail))
-            if row % CHUNK_PAIRS == 0:
-                on_pairs("written", row)
+            if (row + 1) % CHUNK_PAIRS == 0:
+                on_pairs("written", row + 1)
+        on_pairs("written", corpus.num_pairs)
     numbers = zip(corpus.files, corpus.totals, kept, strict=True)
     return CleaningReport(
         total=corpus.num_pairs,

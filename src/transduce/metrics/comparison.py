@@ -345,7 +345,7 @@ def compare(
     """
     if len(systems) < 2:
         raise DataError(
-            f"There must be at least two systems to compare, but is {len(systems)}; "
+            f"The number of systems must be at least 2, but is {len(systems)}; "
             "`transduce evaluate` scores one by itself."
         )
     if sources is not None and len(sources) != len(references):

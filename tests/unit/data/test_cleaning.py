@@ -629,6 +629,16 @@ def test_a_corpus_that_changes_meanwhile_is_refused(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_progress_ends_with_the_number_of_all_pairs(
+    clean, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr("transduce.data.cleaning.CHUNK_PAIRS", size)
+    last: dict[str, int] = {}
+    clean(PAIRS, on_pairs=last.__setitem__)
+    assert last == {"read": len(PAIRS), "written": len(PAIRS)}
+
+
 def test_a_full_disk_is_reported_and_leaves_nothing(clean, tmp_path: Path) -> None:
     def on_pairs(what: str, _: int) -> None:
         if what == "written":

@@ -342,7 +342,7 @@ def test_the_last_bucket_has_no_bound(length: int) -> None:
 
 @pytest.mark.parametrize("systems", [{}, {"a": ["x"]}], ids=["none", "one"])
 def test_a_single_system_is_refused(systems: dict[str, list[str]]) -> None:
-    message = rf"^There must be at least two systems to compare, but is {len(systems)};"
+    message = rf"^The number of systems must be at least 2, but is {len(systems)};"
     with pytest.raises(DataError, match=message):
         compare(systems, ["x"])
 
