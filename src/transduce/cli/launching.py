@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO
 
 from transduce.cli import USER_ERROR
-from transduce.cli.terminal import program
+from transduce.cli.terminal import PROGRAM, program
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.machine import num_cores, threads_of_each
@@ -138,6 +138,7 @@ def _start(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         LAUNCHER: str(os.getpid()),
+        PROGRAM: program(),
     }
     process = subprocess.Popen(
         command,

@@ -44,6 +44,8 @@ BAR_WIDTH, SHORT_BAR_WIDTH = 10, 4
 """Width of the progress bar in columns: minimum, and on a narrow terminal."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """Control characters, which a terminal would obey."""
+PROGRAM = "TRANSDUCE_PROGRAM"
+"""Environment variable with the name of the command that started this process."""
 OUTPUT_LOST = 2
 """Exit code if output could not be written."""
 OUTPUT_DESCRIPTOR, ERROR_DESCRIPTOR = 1, 2
@@ -100,6 +102,8 @@ def print_json(content: object) -> None:
 
 def program() -> str:
     """Return how a shell calls this command: by name, or by path if not on the PATH."""
+    if PROGRAM in os.environ:
+        return os.environ[PROGRAM]
     called = Path(sys.argv[0])
     if called.name != "transduce":
         return "transduce"

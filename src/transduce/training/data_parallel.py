@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transduce.errors import ConfigError, TransduceError
+from transduce.errors import ConfigError, TransduceError, shortened
 from transduce.files import reason
 from transduce.nn.kernels import split_like
 
@@ -171,8 +171,8 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         raise ConfigError(
             f"The processes must meet at port {port} of {address}, but cannot "
-            f"({reason(error)}); set MASTER_PORT to a free port, and MASTER_ADDR to a "
-            "machine that all of them reach."
+            f"({reason(error)}); try again, or give torchrun a free port and a machine "
+            "that all of them reach."
         ) from None
     HAS_PROCESS_GROUP.set()
     try:
@@ -227,5 +227,5 @@ def _variable(name: str, *, least: int = 0, below: int | None = None) -> int:
     bound = bound if below is None else f" below {below}"
     raise ConfigError(
         f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but is "
-        f"{value!r}; {REMEDY}"
+        f"{shortened(value)}; {REMEDY}"
     )

@@ -84,6 +84,14 @@ def test_the_command_that_resumes_is_named_as_it_was_called(monkeypatch, tmp_pat
     assert str(stopped.value) == f"Stopped. Continue with: {how}"
 
 
+def test_a_process_names_the_command_that_started_it(monkeypatch, tmp_path, capfd):
+    (tmp_path / "transduce").touch()
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "transduce"), "train"])
+    name = "from transduce.cli.terminal import program; sys.stderr.write(program())"
+    assert run(name, "pass") == 0
+    assert capfd.readouterr().err == str(tmp_path / "transduce")
+
+
 def test_a_killed_process_is_named():
     kill = "os.kill(os.getpid(), signal.SIGKILL)"
     message = r"Process 2 of 2 was killed \(SIGKILL\), and the others were ended"
