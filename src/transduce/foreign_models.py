@@ -18,6 +18,9 @@ from typing import Any
 from transduce.errors import RequestError
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CHECKPOINT_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})", re.ASCII)
+"""Pattern of the name of a run's checkpoint. Other folders beside the checkpoints, such
+as a user's copy of one, are not the run's."""
 PICKLE, DECODER = "pytorch_model.bin", "decoder.yml"
 INDEX = "model.safetensors.index.json"
 """Index of weights in several files."""
@@ -237,7 +240,7 @@ def _run(path: Path, names: set[str]) -> Iterator[Finding]:
             remedy="wait for its first, or continue the run by `transduce train --out "
             f"{shlex.quote(str(path))} --resume`",
         )
-    if any(re.fullmatch(r"step-\d+", name) for name in names):
+    if any(map(CHECKPOINT_NAME.fullmatch, names)):
         yield Finding(
             what="is the folder of a run's checkpoints",
             remedy=f"name the run, {path.parent}, or one of the checkpoints",

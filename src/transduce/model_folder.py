@@ -14,7 +14,6 @@ import json
 import math
 import mmap
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
@@ -53,7 +52,12 @@ from transduce.files import (
     require_new_folder,
     require_other_folder,
 )
-from transduce.foreign_models import describe, foreign_type, is_pointer
+from transduce.foreign_models import (
+    CHECKPOINT_NAME,
+    describe,
+    foreign_type,
+    is_pointer,
+)
 from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.search_config import SearchConfig, default_search
 from transduce.settings import apply_mapping, require_flag, shown
@@ -102,9 +106,6 @@ BUSY_SECONDS = 0.05
 """Pause before another attempt to write a file that another process is writing."""
 AVERAGED, BEST, CHECKPOINTS = "averaged", "best", "checkpoints"
 STOPPED = "stopped"
-CHECKPOINT_NAME = re.compile(r"step-(\d{8}|[1-9]\d{8,})", re.ASCII)
-"""Pattern of the name of a run's checkpoint. Other folders beside the checkpoints, such
-as a user's copy of one, are not the run's."""
 FP32, INT8 = "F32", "I8"
 """Types of numbers, as safetensors names them."""
 NUMPY_TYPES: dict[str, np.dtype[Any]] = {FP32: np.dtype("<f4"), INT8: np.dtype("i1")}

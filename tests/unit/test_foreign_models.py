@@ -80,6 +80,10 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
         {"step-00000010/config.json": "{}"},
         "is the folder of a run's checkpoints; name the run,",
     ),
+    "steps of something else": (
+        {"step-1/notes": "x", "step-2/notes": "x"},
+        "holds no model.safetensors, nor does any checkpoint in it;",
+    ),
     "a quickstart": (
         {"run/averaged/model.safetensors": "x", "corpus/train.en": "a\n"},
         "holds no model.safetensors, but folders with models; name one of them, such "
