@@ -839,10 +839,10 @@ def changed(config: RunConfig, change: Callable[[RunConfig], RunConfig]) -> RunC
     """
     result = change(config)
     if result.search.beam_size == 1 < config.search.beam_size:
-        search = _without_earlier_beam(result.search, config.search)
+        search = _without_earlier_beam(result.search, change, config)
         result = replace(result, search=search)
-    if _sets(change, "checkpoint_minutes", config) and not _sets(
-        change, "checkpoint_steps", config
+    if _sets(change, "training", "checkpoint_minutes", config) and not _sets(
+        change, "training", "checkpoint_steps", config
     ):
         training = replace(result.training, checkpoint_steps=None)
         result = replace(result, training=training)
@@ -856,23 +856,27 @@ def changed(config: RunConfig, change: Callable[[RunConfig], RunConfig]) -> RunC
     return result
 
 
-def _without_earlier_beam(search: SearchConfig, before: SearchConfig) -> SearchConfig:
-    """Return a greedy search without the settings of a beam that it had before."""
+def _without_earlier_beam(
+    search: SearchConfig, change: Callable[[RunConfig], RunConfig], config: RunConfig
+) -> SearchConfig:
+    """Return the greedy search of a change without the settings of a beam before it."""
     greedy = search.greedy()
     unused = {
         name: getattr(greedy, name)
         for name in NOT_GREEDY
-        if getattr(search, name) == getattr(before, name)
+        if getattr(search, name) != getattr(greedy, name)
+        and not _sets(change, "search", name, config)
     }
     return replace(search, **unused)
 
 
 def _sets(
-    change: Callable[[RunConfig], RunConfig], name: str, config: RunConfig
+    change: Callable[[RunConfig], RunConfig], part: str, name: str, config: RunConfig
 ) -> bool:
-    """Return whether a change sets a training setting, whatever its value before."""
+    """Return whether a change sets a setting of a part, such as `training`, whatever
+    its value before."""
     found = set()
     for probe in (1, 2):
-        probed = apply_mapping(config, {"training": {name: probe}}, where="")
-        found.add(getattr(change(probed).training, name))
+        probed = apply_mapping(config, {part: {name: probe}}, where="")
+        found.add(getattr(getattr(change(probed), part), name))
     return len(found) == 1

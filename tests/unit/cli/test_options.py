@@ -52,7 +52,12 @@ def test_given_minutes_replace_a_presets_steps(
 
 @pytest.mark.parametrize(
     ("settings", "patience"),
-    [((), 1.0), (("beam_size=1",), None), (("beam_size=1", "patience=2"), 2.0)],
+    [
+        ((), 1.0),
+        (("beam_size=1",), None),
+        (("beam_size=1", "patience=2"), 2.0),
+        (("beam_size=1", "patience=1"), 1.0),  # as before, but given
+    ],
     ids=str,
 )
 def test_a_greedy_search_has_only_the_settings_of_a_beam_that_are_given(
