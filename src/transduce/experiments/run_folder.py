@@ -44,6 +44,7 @@ from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import RunFiles, prepare_run_corpus
 from transduce.files import (
     LEFTOVERS,
+    access_errors,
     atomic_directory,
     atomic_file,
     clear_leftovers,
@@ -131,8 +132,9 @@ class RunFolder:
         """
         require_place(path)
         sibling_runs = sorted(path.absolute().parent.glob("[!.]*"))
+        # First, as `atomic_directory` looks at everything in a folder that it replaces.
+        _require_new_run(path, files, overwrite=overwrite)
         with atomic_directory(path) as new:
-            _require_new_run(path, files, overwrite=overwrite)
             corpus = prepare_run_corpus(files, config, new, sibling_runs, encoder)
             if corpus.dev is None:  # there may be too few pairs to hold one out
                 config = config if start is None else without_default_patience(config)
@@ -369,7 +371,9 @@ def _require_new_run(path: Path, files: RunFiles, *, overwrite: bool) -> None:
             f"{path}: the output folder must be new or empty, but is a file; choose "
             "another name."
         )
-    if not path.exists() or not any(path.iterdir()):
+    with access_errors(path):
+        is_free = not path.exists() or not any(path.iterdir())
+    if is_free:
         return
     if overwrite:
         require_replaceable_run(path, files.paths)

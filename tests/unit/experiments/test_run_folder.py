@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 from contextlib import ExitStack
@@ -8,7 +9,7 @@ import pytest
 
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import PreparedCorpus
-from transduce.errors import CheckpointError, ConfigError, DataError
+from transduce.errors import AccessError, CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.resuming import refuse_changed_precision
 from transduce.experiments.run_folder import RunFolder
@@ -110,6 +111,29 @@ def test_a_run_that_begins_to_train_while_its_replacement_is_prepared_is_kept(
     with pytest.raises(ConfigError, match="but another one is training it; wait for"):
         replace_late()
     assert run.id == before
+
+
+def test_a_folder_is_refused_before_everything_in_it_is_looked_at(
+    tmp_path: Path, files: CorpusFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine" / "photos").mkdir(parents=True)
+    monkeypatch.setattr("os.walk", lambda *_, **__: pytest.fail("it is looked at"))
+    with pytest.raises(ConfigError, match="must be new or empty, but is not; choose"):
+        create(tmp_path / "mine", files)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_a_folder_that_cannot_be_read_does_not_become_a_run(
+    tmp_path: Path, files: CorpusFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "private").mkdir()
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    with pytest.raises(AccessError, match="private: cannot be read .Permission denied"):
+        create(tmp_path / "private", files)
 
 
 @pytest.mark.parametrize(("name", "what"), [("run/mine", "not"), ("run", "a file")])
