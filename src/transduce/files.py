@@ -433,13 +433,16 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 @contextmanager
-def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
+def path_lock(
+    path: Path, refusal: TransduceError, gone: TransduceError | None = None
+) -> Iterator[tuple[int, ...]]:
     """Lock a folder or a file; raise `refusal` if another process holds the lock.
 
-    `refusal` is also raised if the other process has renamed or removed the path just
-    before. Yields the open file descriptors that hold the lock (none on Windows, which
-    cannot open a folder). Child processes that inherit them keep the lock until they
-    end.
+    If the path has been renamed or removed just before, `gone` is raised; by default
+    `refusal`, as for a path that only the process with its lock renames. Yields the
+    open file descriptors that hold the lock: none on Windows, which cannot open a
+    folder, and on a network disk without locks. Child processes that inherit them keep
+    the lock until they end.
     """
     if os.name == "nt":
         yield ()
@@ -447,20 +450,23 @@ def path_lock(path: Path, refusal: TransduceError) -> Iterator[tuple[int, ...]]:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
-        raise refusal from None
+        raise (gone or refusal) from None
     try:
-        lock_file(descriptor, refusal)
+        is_locked = lock_file(descriptor, refusal)
         if not is_open_as(descriptor, path):
-            raise refusal
-        yield (descriptor,)
+            raise gone or refusal
+        yield (descriptor,) if is_locked else ()
     finally:
         os.close(descriptor)
 
 
-def lock_file(descriptor: int, refusal: TransduceError) -> None:
-    """Lock an open file; raise `refusal` if another process has locked it."""
+def lock_file(descriptor: int, refusal: TransduceError) -> bool:
+    """Lock an open file; raise `refusal` if another process has locked it.
+
+    Returns whether the file is locked: Windows and some network disks have no locks.
+    """
     if os.name == "nt":
-        return
+        return False
     import fcntl  # missing on Windows
 
     with suppress(OSError):  # not every network disk supports locks
@@ -468,6 +474,8 @@ def lock_file(descriptor: int, refusal: TransduceError) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise refusal from None
+        return True
+    return False
 
 
 @contextmanager
@@ -490,7 +498,7 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
             new.touch()
         except PermissionError:
             if new.exists():
-                raise ConfigError(_left_behind(path, new)) from None
+                raise _unwritable(path, new, refusal) from None
             raise
         with path_lock(new, refusal):
             try:
@@ -507,12 +515,33 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
                 raise
 
 
-def _left_behind(path: Path, new: Path) -> str:
-    """Return the message about a temporary file or folder of another user's command."""
-    return (
-        f"{path}: cannot be written, as another command was killed and left {new}, "
-        "which this user cannot change; remove it and try again."
-    )
+def _unwritable(path: Path, new: Path, refusal: TransduceError) -> TransduceError:
+    """Return the error of a temporary file or folder that this user cannot change.
+
+    It is `refusal` if the command that made it is running. Only its owner can open a
+    private one and find out whether it is locked.
+    """
+    is_left = False
+    try:
+        with path_lock(new, refusal) as lock:
+            is_left = bool(lock)
+    except TransduceError as error:
+        return error
+    except OSError:
+        pass
+    if is_left:
+        message = (
+            f"{path}: cannot be written, as another command was killed and left {new}, "
+            "which this user cannot change; remove it and try again."
+        )
+    else:
+        message = (
+            f"{path}: cannot be written, as another user's command is writing {new}, "
+            "or was killed and left it; wait for that command to end, remove what it "
+            "left, or choose another name."
+        )
+    kind = ConfigError if isinstance(refusal, ConfigError) else CheckpointError
+    return kind(message)
 
 
 def is_open_as(descriptor: int, path: Path) -> bool:
@@ -544,12 +573,12 @@ def atomic_directory(
     folder = real_path(folder)  # replace a link's target, not the link
     missing_parents = [parent for parent in folder.parents if not parent.exists()]
     new = folder.with_name(f".{folder.name}.transduce-new")
+    refusal = CheckpointError(
+        f"{folder}: another process is writing this folder; wait for it, or name "
+        "another folder."
+    )
     try:
         new.mkdir(parents=True, exist_ok=True)
-        refusal = CheckpointError(
-            f"{folder}: another process is writing this folder; wait for it, or name "
-            "another folder."
-        )
         with path_lock(new, refusal):
             try:
                 if made_by is not None:
@@ -566,7 +595,7 @@ def atomic_directory(
             finally:
                 _remove(new)
     except OSError as error:
-        raise _unsaved(folder, new, error) from None
+        raise _unsaved(folder, new, error, refusal) from None
     finally:
         for parent in missing_parents:
             with suppress(OSError):  # it is in use
@@ -581,10 +610,12 @@ def _prepare(new: Path, folder: Path) -> None:
         new.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_IRWXU)
 
 
-def _unsaved(folder: Path, new: Path, error: OSError) -> CheckpointError:
+def _unsaved(
+    folder: Path, new: Path, error: OSError, refusal: TransduceError
+) -> TransduceError:
     """Return the error of a folder that cannot be written."""
     if isinstance(error, PermissionError) and new.exists():
-        return CheckpointError(_left_behind(folder, new))
+        return _unwritable(folder, new, refusal)
     remedy = "free some space" if is_disk_full(error) else "correct that"
     return CheckpointError(
         f"{folder}: cannot be saved ({error.strerror or error}); {remedy} and try "

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from transduce.cli.resumable_output import Destination, _Part
+from transduce.errors import ConfigError
 
 CORPUS = ("--source", "text/my.en", "--target", "text/my.de")
 SENTENCE = ("--source", "one two")
@@ -70,6 +71,17 @@ def test_an_overwritten_file_keeps_its_permissions(succeeds) -> None:
     Path("out").chmod(0o600)
     succeeds(*FILES["translate"], "out", "--force")
     assert Path("out").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_partial_output_of_another_user_is_kept(tmp_path: Path, monkeypatch) -> None:
+    part = tmp_path / "out.part"
+    part.write_text("theirs")
+    monkeypatch.setattr("os.access", lambda path, _: path != part)
+    for ways in ({}, {"force": True}, {"resume": True}):
+        destination = Destination(output=tmp_path / "out", **ways)
+        with pytest.raises(ConfigError, match=f"{part}: .* user's command, .* choose"):
+            destination.require_usable()
+    assert part.read_text() == "theirs"
 
 
 def test_an_empty_output_file_is_overwritten(succeeds, writing) -> None:

@@ -508,14 +508,12 @@ def test_a_command_that_is_ended_keeps_whole_lines(succeeds, model, number) -> N
     assert OUTPUT.read_text() == succeeds("translate", model, stdin=rest)
 
 
-def test_one_command_at_a_time_writes_an_output(
-    refuses,
-    model,
-) -> None:
+@pytest.mark.parametrize("option", [(), ("--force",), ("--resume",)])
+def test_one_command_at_a_time_writes_an_output(refuses, model, option) -> None:
     with PART.open("w", encoding="utf-8") as part:
         lock_file(part.fileno(), ConfigError("This is the first to lock it."))
         message = refuses(
-            "translate", model, "--input", LINES, "--output", OUTPUT, "--force"
+            "translate", model, "--input", LINES, "--output", OUTPUT, *option
         )
     assert "another command is writing this file" in message
 

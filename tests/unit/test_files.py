@@ -20,6 +20,7 @@ import transduce
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import AccessError, CheckpointError, ConfigError
 from transduce.files import (
+    FileBusyError,
     access_errors,
     atomic_directory,
     atomic_file,
@@ -524,14 +525,16 @@ def test_a_file_that_another_process_completed_before_the_lock_is_not_written(
     assert contents(tmp_path) == {"file": b"theirs"}
 
 
+def forbidden(path: Path, *_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
 def test_the_rest_of_another_users_command_is_named(tmp_path, monkeypatch):
     left_file = tmp_path / ".file.transduce-new"
     left_folder = tmp_path / ".folder.transduce-new"
     left_file.touch()
     left_folder.mkdir()
-
-    def forbidden(path: Path) -> None:
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "touch", forbidden)
     with (
@@ -546,6 +549,53 @@ def test_the_rest_of_another_users_command_is_named(tmp_path, monkeypatch):
         atomic_directory(tmp_path / "folder"),
     ):
         pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_running_command_of_another_user_is_not_called_killed(tmp_path, monkeypatch):
+    def write_folder() -> None:
+        # Another user's private folder cannot be opened, a public one not emptied.
+        with atomic_directory(tmp_path / "folder"):
+            pytest.fail("the folder was written")
+
+    with atomic_file(tmp_path / "file") as new, monkeypatch.context() as patch:
+        patch.setattr(Path, "touch", forbidden)
+        with (
+            pytest.raises(FileBusyError, match="another process is writing this file"),
+            atomic_file(tmp_path / "file"),
+        ):
+            pass
+        assert new.is_file()
+    with atomic_directory(tmp_path / "folder") as new:
+        with pytest.raises(CheckpointError, match="another process is writing this f"):
+            write_folder()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", forbidden)
+            message = f"user's command is writing {new}, or was killed and left it; wai"
+            with pytest.raises(CheckpointError, match=message):
+                write_folder()
+        (new / CONFIG).touch()
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_temporary_file_is_not_called_left_where_its_lock_tells_nothing(
+    tmp_path, monkeypatch
+):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    left = tmp_path / ".file.transduce-new"
+    left.touch()
+    monkeypatch.setattr(Path, "touch", forbidden)
+    for patched in ("fcntl.flock", "os.open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(patched, refuse if patched == "fcntl.flock" else forbidden)
+            with (
+                pytest.raises(ConfigError, match=f"is writing {left}, or was killed"),
+                atomic_file(tmp_path / "file"),
+            ):
+                pass
 
 
 @pytest.mark.parametrize("inner", ["", "corpus"])
@@ -585,8 +635,8 @@ def test_a_replaced_folder_keeps_its_permissions(tmp_path):
         assert stat.S_IMODE(new.stat().st_mode) == 0o700  # before anything is in it
         (new / CONFIG).touch()
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
-    out.chmod(0o500)  # what writes it must be able to
     (out / CONFIG).unlink()
+    out.chmod(0o500)  # what writes it must be able to
     with atomic_directory(out) as new:
         (new / CONFIG).touch()
     assert stat.S_IMODE(out.stat().st_mode) == 0o700

@@ -42,6 +42,7 @@ from transduce.files import (
     is_disk_full,
     is_open_as,
     lock_file,
+    path_lock,
     real_file,
     require_unwritten,
     write_all,
@@ -123,6 +124,7 @@ class Destination:
                 " file is missing; leave out --resume to begin."
             )
         if part.exists():
+            _require_own_and_free(part)
             self.require_part_replaceable(part)
         elif record.exists() and not self.force:
             raise ConfigError(
@@ -216,10 +218,7 @@ class _Part:
         """Open the files; `origin` is what the first line of the record holds."""
         path, record = _beside(output, PART), _beside(output, RECORD)
         flags = os.O_RDWR | os.O_CREAT
-        refusal = ConfigError(
-            f"{path}: another command is writing this file; wait for it to end, or "
-            "choose another name."
-        )
+        refusal = _busy(path)
         with ExitStack() as stack:
             # Lock first, so that another command's output is not touched.
             descriptor = os.open(path, flags, 0o666)
@@ -393,6 +392,29 @@ def _remove_empty(path: Path, record: Path, descriptor: int) -> None:
         if status.st_size == 0 and os.path.samestat(status, path.stat()):
             path.unlink()
             record.unlink()
+
+
+def _busy(part: Path) -> ConfigError:
+    """Return the error of a partial output that another command is writing."""
+    return ConfigError(
+        f"{part}: another command is writing this file; wait for it to end, or choose "
+        "another name."
+    )
+
+
+def _require_own_and_free(part: Path) -> None:
+    """Raise `ConfigError` if another command is writing a partial output, or if it is
+    another user's and cannot be changed."""
+    if not part.is_file():
+        return
+    if os.access(part, os.R_OK):
+        with path_lock(part, _busy(part)):
+            pass
+    if not os.access(part, os.R_OK | os.W_OK):
+        raise ConfigError(
+            f"{part}: holds the output of another user's command, which this user "
+            "cannot change; choose another name."
+        )
 
 
 def _beside(output: Path, suffix: str) -> Path:

@@ -182,12 +182,17 @@ class RunFolder:
         return cls(path), apply_mapping(config, settings, f"{path / RUN_CONFIG}: ")
 
     def locked(self) -> AbstractContextManager[object]:
-        """Lock the run; `ConfigError` if another command is training it."""
+        """Lock the run; `ConfigError` if another command is training it, or has removed
+        it."""
         refusal = ConfigError(
             f"{self.path}: a run must be trained by one command at a time, but another "
             "one is training it; wait for it to end, or stop it."
         )
-        return path_lock(self.path, refusal)
+        gone = ConfigError(
+            f"{self.path}: a run must stay in its place while a command uses it, but "
+            "another one has just removed or replaced it; try again, or name another."
+        )
+        return path_lock(self.path, refusal, gone)
 
     def files(self) -> dict[str, list[str]]:
         """Files that the run is trained on, by their option's name."""

@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_a_run_that_begins_to_train_while_its_replacement_is_prepared_is_kept(
     with pytest.raises(ConfigError, match="but another one is training it; wait for"):
         replace_late()
     assert run.id == before
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows locks no folder")
+def test_a_run_that_is_removed_before_its_lock_is_not_said_to_be_trained(
+    run: RunFolder,
+) -> None:
+    shutil.rmtree(run.path)
+    message = f"^{run.path}: .* another one has just removed or replaced it; try again"
+    with pytest.raises(ConfigError, match=message), run.locked():
+        pass
 
 
 def test_a_folder_is_refused_before_everything_in_it_is_looked_at(
