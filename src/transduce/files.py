@@ -38,6 +38,9 @@ COMMAND = re.compile("[a-z0-9-]+( [a-z0-9-]+){0,3}", re.ASCII)
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 """Arguments of `renameat2`, from Linux's fcntl.h and fs.h."""
 
+OWNER_ACCESS = stat.S_IRUSR | stat.S_IWUSR
+"""Permissions of a file's owner to read and write it."""
+
 LEFTOVERS = ".*.transduce-*"
 """Pattern of the names of files and folders that are being written or removed."""
 
@@ -495,24 +498,46 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     )
     with named_errors(path, new):
         try:
-            new.touch()
+            new.touch(mode_of_new(path))
         except PermissionError:
             if new.exists():
                 raise _unwritable(path, new, refusal) from None
             raise
         with path_lock(new, refusal):
             try:
+                take_permissions(new, path, added=OWNER_ACCESS)
                 require_unwritten(path, overwrite=overwrite)
                 yield new
                 with new.open("rb") as file:
                     os.fsync(file.fileno())  # so that the rename cannot outrun it
-                with suppress(FileNotFoundError):
-                    new.chmod(stat.S_IMODE(path.stat().st_mode))
+                take_permissions(new, path)
                 require_unwritten(path, overwrite=overwrite)
                 new.replace(path)
             except BaseException:
                 new.unlink(missing_ok=True)
                 raise
+
+
+def mode_of_new(path: Path) -> int:
+    """Return the permissions with which a file that will replace `path` is created.
+
+    A private file is private before anything is in it, and its owner can write it.
+    """
+    try:
+        return stat.S_IMODE(path.stat().st_mode) | OWNER_ACCESS
+    except FileNotFoundError:
+        return 0o666
+
+
+def take_permissions(new: Path, path: Path, *, added: int = 0) -> None:
+    """Give a file the permissions of `path`, if that exists, and further ones.
+
+    Only a file's owner may do so, but nothing is done if it has them already.
+    """
+    with suppress(FileNotFoundError):
+        mode = stat.S_IMODE(path.stat().st_mode) | added
+        if stat.S_IMODE(new.stat().st_mode) != mode:
+            new.chmod(mode)
 
 
 def _unwritable(path: Path, new: Path, refusal: TransduceError) -> TransduceError:

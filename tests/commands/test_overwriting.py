@@ -73,6 +73,24 @@ def test_an_overwritten_file_keeps_its_permissions(succeeds) -> None:
     assert Path("out").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_private_output_is_private_while_it_is_written(
+    tmp_path: Path, is_left: bool
+) -> None:
+    output = tmp_path / "out"
+    files = [tmp_path / "out.part", tmp_path / "out.part.record"]
+    output.write_text("precious")
+    output.chmod(0o600)
+    for path in files if is_left else ():
+        path.write_text("of a killed command")
+    with Destination(output=output, force=True).opened(dict) as part:
+        part.write("line\n")
+        assert [path.stat().st_mode & 0o777 for path in files] == [0o600, 0o600]
+    assert output.read_text() == "line\n"
+    assert output.stat().st_mode & 0o777 == 0o600
+
+
 def test_a_partial_output_of_another_user_is_kept(tmp_path: Path, monkeypatch) -> None:
     part = tmp_path / "out.part"
     part.write_text("theirs")

@@ -516,7 +516,7 @@ def test_a_file_that_another_process_completed_before_the_lock_is_not_written(
 ):
     (tmp_path / "file").write_text("theirs", encoding="utf-8")
     # As if the other process had renamed it just after.
-    monkeypatch.setattr(Path, "touch", lambda _path: None)
+    monkeypatch.setattr(Path, "touch", lambda *_: None)
     with (
         pytest.raises(ConfigError, match="another process is writing this file"),
         atomic_file(tmp_path / "file"),
@@ -596,6 +596,33 @@ def test_a_temporary_file_is_not_called_left_where_its_lock_tells_nothing(
                 atomic_file(tmp_path / "file"),
             ):
                 pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+@pytest.mark.parametrize(("mode", "meanwhile"), [(0o600, 0o600), (0o440, 0o640)])
+@pytest.mark.parametrize("is_left", [True, False])
+def test_a_private_file_is_private_while_it_is_written(
+    tmp_path, mode, meanwhile, is_left
+):
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(mode)
+    if is_left:  # by a command that was killed
+        (tmp_path / ".file.transduce-new").touch(0o666)
+    with atomic_file(file) as new:
+        assert stat.S_IMODE(new.stat().st_mode) == meanwhile
+        new.write_text("new", encoding="utf-8")
+        assert stat.S_IMODE(new.stat().st_mode) == meanwhile
+    assert stat.S_IMODE(file.stat().st_mode) == mode
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
+def test_a_private_file_is_private_from_its_first_moment(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "file").chmod(0o600)
+    monkeypatch.setattr("transduce.files.take_permissions", lambda *_, **__: None)
+    with atomic_file(tmp_path / "file") as new:
+        assert stat.S_IMODE(new.stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("inner", ["", "corpus"])

@@ -9,7 +9,6 @@ command.
 
 import json
 import os
-import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -39,12 +38,15 @@ from transduce.errors import (
     counted,
 )
 from transduce.files import (
+    OWNER_ACCESS,
     is_disk_full,
     is_open_as,
     lock_file,
+    mode_of_new,
     path_lock,
     real_file,
     require_unwritten,
+    take_permissions,
     write_all,
 )
 from transduce.settings import flattened
@@ -218,10 +220,10 @@ class _Part:
         """Open the files; `origin` is what the first line of the record holds."""
         path, record = _beside(output, PART), _beside(output, RECORD)
         flags = os.O_RDWR | os.O_CREAT
-        refusal = _busy(path)
+        refusal, mode = _busy(path), mode_of_new(output)
         with ExitStack() as stack:
             # Lock first, so that another command's output is not touched.
-            descriptor = os.open(path, flags, 0o666)
+            descriptor = os.open(path, flags, mode)
             stack.callback(os.close, descriptor)
             # A signal may end the command from this point on.
             stack.callback(_remove_empty, path, record, descriptor)
@@ -233,8 +235,10 @@ class _Part:
             require_unwritten(output, overwrite=destination.force)
             if os.fstat(descriptor).st_size > 0:
                 destination.require_part_replaceable(path)
-            record_descriptor = os.open(record, flags, 0o666)
+            record_descriptor = os.open(record, flags, mode)
             stack.callback(os.close, record_descriptor)
+            for each in (path, record):  # private before anything is in them
+                take_permissions(each, output, added=OWNER_ACCESS)
             part = cls(path, descriptor, record_descriptor)
             if destination.resume:
                 part._resume(record, origin, batch_items)
@@ -336,8 +340,7 @@ class _Part:
                 "command with --resume --force."
             )
             raise OverwriteError(f"{error} {kept}") from None
-        with suppress(FileNotFoundError):
-            self.path.chmod(stat.S_IMODE(output.stat().st_mode))
+        take_permissions(self.path, output)
         self.path.replace(output)
         _beside(output, RECORD).unlink()
 
