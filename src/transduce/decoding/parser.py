@@ -141,6 +141,11 @@ class Parser:
         warning. Raises `RequestError` if a sentence is no list of words, or a word is
         empty or has white space.
         """
+        if not isinstance(sentences, Iterable):
+            raise RequestError(
+                "Sentences must be given as lists of words, but are given as "
+                f"{type(sentences).__name__}."
+            )
         pace = pace or Pace()
         config = self._translator.search.given({}) if config is None else config
         if constrained:
@@ -201,9 +206,14 @@ class Parser:
         )
 
 
-def _required_words(words: Sequence[str]) -> Sequence[str]:
-    """Return the words of a sentence; `RequestError` if they are no words."""
-    if isinstance(words, str) or not all(map(is_word, words)):
+def _required_words(words: object) -> Sequence[str]:
+    """Return the words of a sentence; `RequestError` if they are no list of words."""
+    # A set has no order, and an iterator would be read to its end here.
+    if (
+        not isinstance(words, Sequence)
+        or isinstance(words, str)
+        or not all(map(is_word, words))
+    ):
         raise RequestError(
             "A sentence must be a list of words without white space, but is "
             f"{shown(words)}; cut text into words, or pass it to `Translator.parse`."

@@ -38,12 +38,26 @@ def test_the_repr_of_a_long_parse_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", ["It is", ["It", ""], ["It is"], ["It", " "]], ids=repr
+    "words",
+    [
+        *("It is", ["It", ""], ["It is"], ["It", " "], [5], 5, None),
+        *({"It"}, {"It": 1}, b"It", iter(["It", "is"])),
+    ],
+    ids=str,
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_a_parser_refuses_what_is_no_list_of_words(
     parsing_checkpoint: Checkpoint, words: Any
 ) -> None:
-    """The letters of a string would count as words."""
+    """The letters of a string would count as words, and an iterator is read once."""
     parser = Translator(parsing_checkpoint, "cpu").parser()
     with pytest.raises(RequestError, match="must be a list of words"):
         list(parser.parse_stream([words]))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_parser_refuses_what_are_no_sentences(parsing_checkpoint: Checkpoint) -> None:
+    parser = Translator(parsing_checkpoint, "cpu").parser()
+    sentences: Any = 5
+    with pytest.raises(RequestError, match="must be given as lists of words"):
+        list(parser.parse_stream(sentences))
