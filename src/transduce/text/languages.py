@@ -112,7 +112,7 @@ PREFERRED = {
 """Preferred codes for obsolete and longer ones."""
 
 LIBRETRANSLATE = {"pb": "pt-BR", "zt": "zh-Hant"}
-"""Tags for codes of LibreTranslate that are none of ISO 639."""
+"""Tags for codes of LibreTranslate that are none of ISO 639, nor endings of files."""
 
 REGIONS = {
     "AR": "Argentina", "AT": "Austria", "AU": "Australia", "BE": "Belgium",
@@ -494,11 +494,15 @@ def _distance(requested: str, available: str) -> tuple[bool, bool, int]:
 
 def _named(ending: str) -> str | None:
     """Tag of a file's ending; None if it is none, or may be a pair of languages."""
-    if not is_known(ending):
-        return None
+    if not is_known(ending) or ending.lower() in LIBRETRANSLATE:
+        return None  # .pb is an ending of protocol buffers
     language, _, rest = ending.replace("_", "-").partition("-")
     is_small = rest == rest.lower()
-    if rest in NAMES and is_small and f"{language}-{rest}" not in WRITTEN_SMALL:
+    if (
+        rest in NAMES | LIBRETRANSLATE
+        and is_small
+        and f"{language}-{rest}" not in WRITTEN_SMALL
+    ):
         return None  # en-fr: a pair, not the English of France
     return canonical(ending)
 

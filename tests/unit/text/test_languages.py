@@ -125,7 +125,11 @@ def test_the_nearest_offered_language_is_found(
         ("train.txt", None),
         ("train.gz", None),
         ("train.en-fr", None),  # a pair, not the English of France
+        ("train.en-pb", None),
         ("train.src", None),
+        ("model.pb", None),  # an ending of protocol buffers
+        ("train.zt", None),
+        ("train.ZT.gz", None),
         ("train.tgt", None),
         ("train.trees", None),
         ("my.corpus", None),
