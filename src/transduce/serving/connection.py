@@ -37,7 +37,7 @@ TOO_LARGE = (
     f"{MAX_HEAD_BYTES:,} bytes are read."
 )
 NO_PROXY = "The method must not be CONNECT, as this server is no proxy."
-EMPTY_LINES = re.compile(rb"(?:\r?\n)*")
+EMPTY_LINES = re.compile(rb"(?:\r?\n)+")
 INVALID = "The request must be valid HTTP/1.1, but is not."
 ABSOLUTE_TARGET = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE)
 """Pattern of a request's target that is a whole URL: its host and its path."""
@@ -116,10 +116,11 @@ class RequestReader(h11.Connection):
         """Skip empty lines before a request line, which old clients send after a body
         (RFC 9112, section 2.2); return whether a half of a line break is left."""
         given, _ = self.trailing_data
-        breaks = EMPTY_LINES.match(given)
-        if breaks is not None and breaks.end():
+        if breaks := EMPTY_LINES.match(given):
+            given = given[breaks.end() :]
+            # h11 has no public way to take bytes out of its buffer.
             self._receive_buffer.maybe_extract_at_most(breaks.end())
-        return given[breaks.end() :] == b"\r" if breaks else False
+        return given == b"\r"
 
 
 def _checked(request: h11.Request) -> h11.Request:
