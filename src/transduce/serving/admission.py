@@ -4,7 +4,6 @@ It also reads requests, and answers unexpected failures in JSON.
 """
 
 import asyncio
-import codecs
 import hmac
 import ipaddress
 import json
@@ -174,9 +173,9 @@ class ReadBodies:
     """Reads the rest of a request's body before the answer begins.
 
     A client may miss an answer that begins before: a connection that is closed while
-    the client sends is reset. One that waits for permission to send its body is
-    answered at once. Its connection then ends, as either the body or another request
-    could follow (RFC 9110, section 10.1.1).
+    the client sends is reset. One that waits for permission to send its body, which it
+    gets when the body is requested, is answered at once. Its connection then ends, as
+    either the body or another request could follow (RFC 9110, section 10.1.1).
     """
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
@@ -188,16 +187,18 @@ class ReadBodies:
             await self._app(scope, receive, send)
             return
         has_rest, end = True, asyncio.get_running_loop().time() + self._timeout_s
+        is_waiting = _awaits_permission(scope)
 
         async def watched() -> Message:
-            nonlocal has_rest
+            nonlocal has_rest, is_waiting
+            is_waiting = False
             message = await receive()
             has_rest = message.get("more_body", False)  # not if the client has gone
             return message
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and has_rest:
-                if _is_waiting(Headers(scope=scope)):
+                if is_waiting:
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
                     message = {**message, "headers": headers}
                 else:
@@ -213,9 +214,13 @@ class ReadBodies:
         await self._app(scope, watched, answer)
 
 
-def _is_waiting(headers: Headers) -> bool:
-    """Whether a client waits for permission to send its body."""
-    return headers.get("expect", "").strip().lower() == "100-continue"
+def _awaits_permission(scope: Scope) -> bool:
+    """Whether a client announces that it awaits permission to send its body, which has
+    no meaning in HTTP/1.0."""
+    values = ",".join(Headers(scope=scope).getlist("expect")).lower().split(",")
+    return scope.get("http_version") != "1.0" and "100-continue" in map(
+        str.strip, values
+    )
 
 
 class GuardOrigins:
@@ -374,14 +379,55 @@ JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 MULTIPART = "multipart/form-data"
 MAX_FIELDS = 1000
 CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
-CHARSETS = frozenset(
-    codecs.lookup(name).name
-    for name in (
-        "iso-8859-1", "iso-8859-15", "windows-1250", "windows-1251", "windows-1252",
-        "gb18030", "gbk", "big5", "shift_jis", "euc-kr",
-    )
-)  # fmt: skip
-"""Encodings beside UTF-8 that a client may name, as Python names them."""
+CODECS: Mapping[str, str] = {
+    label: codec
+    for codec, labels in {
+        "utf-8": "utf8",
+        "utf-16": "utf16",
+        "utf-16-le": "utf16le",
+        "utf-16-be": "utf16be",
+        # As in browsers: clients that name Latin-1 mean its extension by Windows.
+        "cp1252": "windows1252 cp1252 iso88591 latin1 usascii ascii",
+        "cp1250": "windows1250 cp1250",
+        "cp1251": "windows1251 cp1251",
+        "cp1253": "windows1253 cp1253",
+        "cp1254": "windows1254 cp1254 iso88599 latin5",
+        "cp1255": "windows1255 cp1255",
+        "cp1256": "windows1256 cp1256",
+        "cp1257": "windows1257 cp1257",
+        "cp1258": "windows1258 cp1258",
+        "cp874": "windows874 cp874 tis620 iso885911",
+        "iso8859-2": "iso88592 latin2",
+        "iso8859-3": "iso88593 latin3",
+        "iso8859-4": "iso88594 latin4",
+        "iso8859-5": "iso88595",
+        "iso8859-6": "iso88596",
+        "iso8859-7": "iso88597",
+        "iso8859-8": "iso88598",
+        "iso8859-10": "iso885910 latin6",
+        "iso8859-13": "iso885913",
+        "iso8859-14": "iso885914",
+        "iso8859-15": "iso885915 latin9",
+        "iso8859-16": "iso885916 latin10",
+        "koi8-r": "koi8r",
+        "koi8-u": "koi8u",
+        "cp866": "cp866 ibm866",
+        "mac-roman": "macintosh macroman",
+        "gb18030": "gb18030 gbk gb2312 cp936 windows936",
+        "cp950": "big5 cp950 windows950",
+        "big5hkscs": "big5hkscs",
+        "cp932": "shiftjis sjis cp932 windows31j",
+        "euc-jp": "eucjp",
+        "cp949": "euckr cp949 windows949 ksc56011987 ksc5601",
+    }.items()
+    for label in labels.split()
+}
+"""Python's codec of each charset that a client may name.
+
+Labels are in lower case, without the signs between their letters and digits, as clients
+write shift_jis and Shift-JIS. Only these are looked up: Python keeps each unknown name
+that it is given.
+"""
 MAX_REFUSED_PER_MINUTE = 600
 """Limit on refused requests per minute and address, unless another limit is set."""
 BEARER = re.compile("bearer +(.+)", re.IGNORECASE)
@@ -562,64 +608,84 @@ def _decoded(header: str) -> str:
 def _parsed(
     request: Request, body: bytes, message_type: type[RequestType]
 ) -> RequestType:
-    """Parse a request from JSON, or from a form and the query."""
-    content_type = request.headers.get("content-type") or FORM
-    kind = content_type.partition(";")[0].strip().lower()
+    """Parse a request; `RefusedError` if it cannot be read."""
     try:
-        if body and (kind == JSON or kind.endswith("+json")):
-            text = _json_text(body, content_type)
-            return message_type.model_validate_json(text)
-        fields = _Fields()
-        fields.read(request.url.query)
-        if body and kind == FORM:
-            if body.lstrip().startswith(b"{"):
-                raise RefusedError(
-                    HTTPStatus.BAD_REQUEST,
-                    f"The body looks like JSON; send it with content-type: {JSON}.",
-                )
-            fields.read_body(body, content_type)
-        elif body and kind == MULTIPART:
-            fields.read_parts(content_type, body)
-        elif body:
-            raise RefusedError(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-                f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
-            )
-        return message_type.model_validate(fields.values)
+        return _read(request, body, message_type)
     except ValidationError as error:
         raise RefusedError(HTTPStatus.BAD_REQUEST, _first_problem(error)) from None
+    except UnicodeDecodeError:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "The body must be in UTF-8 or in the charset that its content-type names, "
+            "but is in neither.",
+        ) from None
     except ValueError as error:
         raise RefusedError(
             HTTPStatus.BAD_REQUEST, f"The form cannot be read ({error})."
         ) from None
 
 
+def _read(
+    request: Request, body: bytes, message_type: type[RequestType]
+) -> RequestType:
+    """Read a request from JSON, or from a form and the query."""
+    content_type = request.headers.get("content-type") or FORM
+    kind = content_type.partition(";")[0].strip().lower()
+    if body and (kind == JSON or kind.endswith("+json")):
+        return message_type.model_validate_json(_json_text(body, content_type))
+    fields = _Fields()
+    fields.read_query(request.url.query)
+    if body and kind == FORM:
+        if body.lstrip().startswith(b"{"):
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"The body looks like JSON; send it with content-type: {JSON}.",
+            )
+        fields.read_body(body, content_type)
+    elif body and kind == MULTIPART:
+        fields.read_parts(content_type, body)
+    elif body:
+        raise RefusedError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
+        )
+    return message_type.model_validate(fields.values)
+
+
 def _json_text(body: bytes, content_type: str) -> str:
-    """Decode JSON; `RefusedError` if that fails.
+    """Decode JSON from UTF-8, or else from the charset that its type names.
 
-    It is UTF-8, or has the charset that the client names. As RFC 8259 lets a reader do,
-    a byte order mark is ignored, and UTF-16 is recognised, as some clients of Windows
-    send it.
+    As RFC 8259 lets a reader do, a byte order mark is ignored, and UTF-16 is
+    recognised, as some clients of Windows send it.
     """
-    for encoding in (json.detect_encoding(body), _charset(content_type)):
-        with suppress(UnicodeDecodeError):
-            return body.decode(encoding)
-    raise RefusedError(
-        HTTPStatus.BAD_REQUEST,
-        "The body must be in UTF-8, or its charset must be named as in content-type: "
-        f"{JSON}; charset=iso-8859-1.",
-    )
-
-
-def _charset(content_type: str) -> str:
-    """Return the charset that a content type names, if Python knows it; else UTF-8."""
-    named = CHARSET.search(content_type)
     try:
-        found = codecs.lookup(named[1]) if named else None
-    except LookupError:
-        found = None
-    # Others, such as base64, are no encodings of text.
-    return found.name if found is not None and found.name in CHARSETS else "utf-8"
+        return body.decode(json.detect_encoding(body))
+    except UnicodeDecodeError:
+        return body.decode(_codec(content_type))
+
+
+def _codec(content_type: str) -> str:
+    """Return the codec of the charset that the type of a body names.
+
+    `RefusedError` if it names UTF-8, as the body is in another encoding then, or no
+    charset, or one that the server does not read.
+    """
+    named = CHARSET.search(content_type)
+    label = named[1] if named else "utf-8"
+    codec = CODECS.get(re.sub("[^a-z0-9]", "", label.lower()))
+    if codec is None:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "The body must be in UTF-8 or in another charset that this server reads, "
+            f"but the content-type names {_quoted(label)}; send it in UTF-8.",
+        )
+    if codec == "utf-8":
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "The body must be in UTF-8, or its charset must be named in the "
+            "content-type, as in `charset=windows-1252`.",
+        )
+    return codec
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -646,23 +712,28 @@ class _Fields:
     def __init__(self) -> None:
         self.values: dict[str, str | list[str]] = {}
 
+    def read_query(self, query: str) -> None:
+        """Read a query; `ValueError` if it is malformed."""
+        try:
+            self._read(query, "utf-8")
+        except UnicodeDecodeError:
+            raise ValueError("the query must be in UTF-8") from None
+
     def read_body(self, form: bytes, content_type: str) -> None:
         """Read a URL-encoded body, in UTF-8 or the charset that its type names;
         `ValueError` if it is malformed."""
-        charset = _charset(content_type)
         try:
-            self.read(form.decode())
+            self._read(form.decode(), "utf-8")
         except UnicodeDecodeError:
-            if charset == "utf-8":
-                raise
-            self.read(form.decode(charset), charset)
+            codec = _codec(content_type)
+            self._read(form.decode(codec), codec)
 
-    def read(self, form: str, charset: str = "utf-8") -> None:
+    def _read(self, form: str, codec: str) -> None:
         """Read a URL-encoded form or query; `ValueError` if it is malformed."""
         values = parse_qs(
             form,
             keep_blank_values=True,
-            encoding=charset,
+            encoding=codec,
             errors="strict",
             max_num_fields=MAX_FIELDS,
         )
@@ -672,16 +743,15 @@ class _Fields:
     def read_parts(self, content_type: str, body: bytes) -> None:
         """Read multipart form data; `ValueError` if it is malformed or has a file."""
         parts: dict[str, list[str]] = {}
-        charset = _charset(content_type)
 
         def add(field: Any) -> None:
-            name = _text(field.field_name, charset)
-            parts.setdefault(name, []).append(_text(field.value, charset))
+            name = _text(field.field_name, content_type)
+            parts.setdefault(name, []).append(_text(field.value, content_type))
             if len(parts) > MAX_FIELDS:
                 raise ValueError("Max number of fields exceeded")
 
         def refuse(file: Any) -> None:
-            name = _text(file.field_name, charset)
+            name = _text(file.field_name, content_type)
             raise ValueError(f"`{name[:80]}` must be text, but is a file")
 
         if not body.rstrip().endswith(b"--"):
@@ -695,13 +765,13 @@ class _Fields:
             self.values[name] = each if len(each) > 1 else each[0]
 
 
-def _text(value: bytes | None, charset: str) -> str:
-    """Decode a part of a form from UTF-8, or else from a charset."""
+def _text(value: bytes | None, content_type: str) -> str:
+    """Decode a part of a form from UTF-8, or else from the charset of its type."""
     content = value or b""
     try:
         return content.decode()
     except UnicodeDecodeError:
-        return content.decode(charset)
+        return content.decode(_codec(content_type))
 
 
 def refusal_of(error: TransduceError) -> RefusedError:

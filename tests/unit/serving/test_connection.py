@@ -277,6 +277,33 @@ def test_a_refused_client_that_waits_with_its_body_is_answered_and_its_connectio
 
 
 @pytest.mark.parametrize(
+    "expect", [b"100-continue", b"x, 100-Continue", b"x\r\nexpect: 100-continue"]
+)
+def test_a_client_that_waits_before_a_body_that_is_too_long_gets_its_refusal(
+    http: RunningServer, expect: bytes
+) -> None:
+    """The length of a body in chunks is not known before it comes."""
+    chunk = b"%x\r\n%s\r\n" % (1_000_000, b" " * 1_000_000)
+    with connected(http) as client:
+        client.sendall(CHUNKED[:-2] + b"expect: " + expect + b"\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 100 ")
+        client.sendall(chunk * 4 + b"0\r\n\r\n" + HEALTH)
+        client.shutdown(socket.SHUT_WR)
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"HTTP/1.1 200 " in answer  # to the next request
+
+
+def test_a_client_of_http_1_0_cannot_wait_with_its_body(http: RunningServer) -> None:
+    head, _, body = post("/nowhere", "1.0", b" " * 4_000_000).partition(b"\r\n\r\n")
+    with connected(http) as client:
+        client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n" + body)
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert error_of(answer).startswith("The path must be one that")
+
+
+@pytest.mark.parametrize(
     ("path", "encoding", "status"),
     [
         ("/translate", "", 413),

@@ -23,6 +23,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
+from transduce.serving.admission import FORM
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.server import http_server
 from waiting import wait_until
@@ -581,17 +582,17 @@ def test_a_body_of_another_kind_is_refused(http: RunningServer) -> None:
     assert "but is text/plain" in answer.json["error"]
 
 
-@pytest.mark.parametrize(
-    "form", [b"q=%ff&target=de", b"\xff", b"&".join([b"q=a"] * 1001)]
-)
-def test_a_form_that_cannot_be_read_is_refused(
-    http: RunningServer, form: bytes
-) -> None:
-    answer = http.post(
-        "/translate", form, content_type="application/x-www-form-urlencoded"
-    )
+def test_a_form_of_too_many_fields_is_refused(http: RunningServer) -> None:
+    answer = http.post("/translate", b"&".join([b"q=a"] * 1001), content_type=FORM)
     assert answer.status == 400
     assert "The form cannot be read" in answer.json["error"]
+
+
+def test_a_query_in_another_encoding_is_refused(http: RunningServer) -> None:
+    answer = http.ask("POST", "/translate?q=%ff&target=de")
+    assert answer.status == 400
+    error = "The form cannot be read (the query must be in UTF-8)."
+    assert answer.json["error"] == error
 
 
 @pytest.mark.parametrize("path", ["/nix", "/page.css/../../server.py", "/redoc"])
