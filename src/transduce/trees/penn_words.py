@@ -27,8 +27,9 @@ STAND_IN = "\ue000"
 ELISION = r"(?:[Tt](?:is|was|were|will)|[Ee]m|[Nn]|[Cc]ause|[Tt]il|[Bb]out|[Rr]ound)\b"
 
 
-QUOTE = re.compile(r"(?<!\w)(?:``|'')|(?:``|'')(?!\w)|['\"]")
-"""Pattern of a quote. Double ones may be written `` and '', as in TeX."""
+QUOTE = re.compile(r"(?<![\w`])``(?!`)|(?<!`)``(?![\w`])|(?<!\w)''|''(?!\w)|['\"]")
+"""Pattern of a quote. Double ones may be written `` and '', as in TeX; three signs `
+begin or end code."""
 
 
 BEFORE_OPENING = re.compile(r"(?:[\s(\[{<`'\"—–]|--)$")

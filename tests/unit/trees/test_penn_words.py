@@ -73,6 +73,7 @@ from transduce.trees.penn_words import penn_words
         ),
         ("``We said so. ``Go.''", "`` We said so. `` Go . ''"),
         ("``We'' said \" no \"", "`` We '' said `` no ''"),
+        ("Run ```code``` now", "Run ```code``` now"),
         ("John''s x``y 5''", "John''s x``y 5 ''"),
         # omitted characters
         ("the '80s, '90s-era and '89", "the '80s , '90s-era and '89"),
