@@ -19,7 +19,8 @@ from transduce.decoding.search import Hypothesis, require_numbers
 from transduce.errors import RequestError, shortened
 from transduce.text.alignment import WordDictionary
 from transduce.text.corpus import Windows, full_windows, require_characters
-from transduce.text.splitting import is_within_word, space_between, split_long
+from transduce.text.inline_tags import is_within_word
+from transduce.text.splitting import space_between, split_long
 from transduce.text.tokenizer import (
     SubwordTokenizer,
     Tokenizer,

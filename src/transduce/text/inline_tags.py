@@ -16,6 +16,8 @@ from html import escape
 import numpy as np
 from jaxtyping import Float32
 
+from transduce.text.languages import UNSPACED_LETTERS
+
 PUNCTUATION = (
     "!-/:-@\\[-`{-~\u00a1-\u00bf\u2010-\u206f\u2e00-\u2e7f\u3000-\u303f\uff00-\uff0f"
 )
@@ -30,9 +32,17 @@ UNIT = re.compile(
 """Pattern of a word, a number, a mark, or a character of a script without spaces."""
 WIDE_MARKS = "\u3001-\u303f\uff01-\uff0f\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65"
 """Marks of Chinese and Japanese, as wide as a mark with its space."""
+HAN_OR_KANA = re.compile(
+    r"[\u2E80-\u30FF\u31C0-\u9FFF\uF900-\uFAFF\uFF00-\uFF9F\U00020000-\U0003FFFF]"
+)
+"""Pattern of a character of Han or Kana, or of text with them: no spaces separate words
+or sentences, as they do sentences in Thai."""
+WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
 UNSPACED_UNIT = re.compile(f"[{UNSPACED}]")
 UNSPACED_SIGN = re.compile(f"[{UNSPACED}{WIDE_MARKS}]")
 CLOSERS = ".,;:!?…)]}\"'\u2018\u2019\u201c\u201d»›\u060c\u061b\u061f\u0964\u06d4"
+SENTENCE_MARKS = frozenset(".,;:!?…\u060c\u061b\u061f\u0964\u06d4、。，．：；！？｡､")
+"""Marks that end a sentence or a part of it."""
 WIDE_CLOSERS = "、。〉》」』】〕〗！），．：；？］｝｡｣､"
 CLOSING_MARKS = re.compile(rf"[{re.escape(CLOSERS)}]+(?!\S)|[{WIDE_CLOSERS}]")
 """Pattern of marks that no space precedes, as they close a part of a sentence."""
@@ -46,6 +56,8 @@ category: a vowel of Thai and of Lao, and the zero-width joiner."""
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Piece that stands for a byte."""
+MAX_TRIES = 100
+"""Maximum number of places within words, on either side, that are passed over."""
 MAX_DISTANCE = 4
 """Number of words on either side that are searched for one with a link."""
 
@@ -113,6 +125,15 @@ def _continues(text: str, at: int) -> bool:
     """Return whether a character is a part of the one before it, as a vowel sign is."""
     is_mark = unicodedata.category(text[at])[0] == "M"
     return is_mark or text[at] in JOINED or text[at - 1] in JOINERS
+
+
+def is_within_word(text: str, place: int) -> bool:
+    """Return whether a place in a text is inside a word.
+
+    Word borders of scripts without spaces are unknown.
+    """
+    around = text[max(place - 1, 0) : place + 1]
+    return bool(WITHIN_WORD.fullmatch(around)) and not HAN_OR_KANA.search(around)
 
 
 def links_by_place(source: str, target: str) -> WordLinks:
@@ -331,8 +352,7 @@ class _Placement:
     def _spaces_around(self, element: Element) -> tuple[bool, bool]:
         """Return whether an element that is added to the translation needs space before
         and after it: no word of the sentence touches it there."""
-        before = self._sentence[max(element.start - 1, 0) : element.start]
-        after = self._sentence[element.end : element.end + 1]
+        before, after = self._around(element)
         return not _is_of_word(before), not _is_of_word(after)
 
     @staticmethod
@@ -354,21 +374,34 @@ class _Placement:
             start = self._point(element.start)
             if element.is_copied:
                 added = self._added(element, start)
-                return self._same_text(element, (start, start), within) or added
+                leading, _ = _edge_spaces(self._own_text(element))
+                return self._same_text(element, start + leading, within) or added
             return start, max(self._point(element.end), start)
         if element.is_copied:
             # No guess takes words of the translation away, and no links take all: words
             # beyond the element's own must be from elsewhere.
             is_inserted = self._links.is_guessed or self._is_all_and_more(element, span)
             instead = self._added(element, span[0]) if is_inserted else span
-            return self._same_text(element, span, within) or instead
+            return self._same_text(element, span[0], within) or instead
         return self._with_spaces(element, span)
 
+    def _own_text(self, element: Element) -> str:
+        return self._sentence[element.start : element.end]
+
     def _added(self, element: Element, at: int) -> Span:
-        """Return the span, near a place, of an element that replaces no word."""
-        is_spaced = any(self._spaces_around(element))
+        """Return the span, near a place, of an element that replaces no word.
+
+        An element in brackets or quotes stays in them.
+        """
+        before, after = self._around(element)
+        is_spaced = _is_apart(before) and (_is_apart(after) or after in SENTENCE_MARKS)
         at = self._nearest_spaced(at) if is_spaced else at
         return at, at
+
+    def _around(self, element: Element) -> tuple[str, str]:
+        """Return the characters of the sentence before and after an element."""
+        before = self._sentence[max(element.start - 1, 0) : element.start]
+        return before, self._sentence[element.end : element.end + 1]
 
     def _nearest_spaced(self, at: int) -> int:
         return min(self._spaced_places, key=lambda place: abs(place - at))
@@ -408,7 +441,7 @@ class _Placement:
         element."""
         text = self._translation
         has_all = not any(map(str.isalpha, text[: span[0]] + text[span[1] :]))
-        own = self._sentence[element.start : element.end]
+        own = self._own_text(element)
         return has_all and _num_words(text[slice(*span)]) > _num_words(own)
 
     def _within_word(self, source: int, target: int, at: int) -> int:
@@ -420,26 +453,54 @@ class _Placement:
         (a, b), (c, d) = self._links.source[source], self._links.target[target]
         return self._sentence[a:b] == self._translation[c:d]
 
-    def _same_text(self, element: Element, near: Span, within: Span) -> Span | None:
-        """Find the element's own text in the translation, as near `near` as it is.
+    def _same_text(self, element: Element, near: int, within: Span) -> Span | None:
+        """Find the element's own text in the translation.
 
-        The translation may lack the space at the edges of the text.
+        Of several places it is the one whose words begin nearest to `near`. The
+        translation may lack the space at the edges of the text.
         """
-        own = self._sentence[element.start : element.end]
-        (low, high), wanted = within, near[0]
-        for text in filter(None, (own, own.strip())):
-            after = self._translation.find(text, wanted, high)
-            before = self._translation.rfind(text, low, min(wanted + len(text), high))
-            places = [place for place in (after, before) if place >= 0]
-            if places:
-                start = min(places, key=lambda place: abs(place - wanted))
-                return start, start + len(text)
+        own = self._own_text(element)
+        leading, trailing = _edge_spaces(own)
+        whole = element.start, element.end
+        for start, end in (whole, (whole[0] + leading, whole[1] - trailing)):
+            if start < end:
+                wanted = near - leading if start == element.start else near
+                found = self._nearest_same((start, end), wanted, within)
+                if found is not None:
+                    return found
         return None
+
+    def _nearest_same(self, own: Span, wanted: int, within: Span) -> Span | None:
+        """Find the same text as a span of the sentence, which begins near `wanted`.
+
+        It tears no word apart, unless the span does so in the sentence.
+        """
+        text, (low, high) = self._sentence[slice(*own)], within
+        find, rfind = self._translation.find, self._translation.rfind
+        edges = [at - own[0] for at in own if not is_within_word(self._sentence, at)]
+
+        def is_torn(place: int) -> bool:
+            places = (place + edge for edge in edges)
+            return any(is_within_word(self._translation, at) for at in places)
+
+        wanted = max(wanted, low)
+        after = find(text, wanted, high)
+        before = rfind(text, low, min(wanted + len(text), high))
+        for _ in range(MAX_TRIES):
+            if after >= 0 and is_torn(after):
+                after = find(text, after + 1, high)
+            if before >= 0 and is_torn(before):
+                before = rfind(text, low, before + len(text) - 1)
+        places = [at for at in (after, before) if at >= 0 and not is_torn(at)]
+        if not places:
+            return None
+        nearest = min(places, key=lambda place: abs(place - wanted))
+        return nearest, nearest + len(text)
 
     def _with_spaces(self, element: Element, span: Span) -> Span:
         """Add as many spaces at the edges as the element had in the sentence."""
         (start, end), text = span, self._translation
-        leading, trailing = _edge_spaces(self._sentence[element.start : element.end])
+        leading, trailing = _edge_spaces(self._own_text(element))
         _, before = _edge_spaces(text[max(start - leading, 0) : start])
         after, _ = _edge_spaces(text[end : end + trailing])
         return start - before, end + after
@@ -519,6 +580,14 @@ def _densest(flags: Sequence[bool]) -> Span | None:
 def _is_of_word(character: str) -> bool:
     """Return whether a character is of a word in a script with spaces."""
     return character.isalnum() and UNSPACED_UNIT.match(character) is None
+
+
+def _is_apart(character: str) -> bool:
+    """Return whether a character separates words, or is of a script without spaces.
+
+    The character beyond an edge of the text is an empty string.
+    """
+    return not character.strip() or UNSPACED_UNIT.match(character) is not None
 
 
 def _edge_spaces(text: str) -> tuple[int, int]:

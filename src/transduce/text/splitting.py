@@ -17,8 +17,8 @@ from string import digits
 from typing import Literal
 
 from transduce.text.abbreviations import Abbreviations, abbreviations
-from transduce.text.inline_tags import SentenceTags
-from transduce.text.languages import UNSPACED_LETTERS, base
+from transduce.text.inline_tags import HAN_OR_KANA, SentenceTags
+from transduce.text.languages import base
 from transduce.text.sentence_pieces import SURROGATE
 
 Judgement = Literal["end", "inside", "unknown"]
@@ -34,20 +34,28 @@ STOPS = f"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]"
 UNSEEN = "\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
 """Characters that show nothing, such as marks of direction."""
 EMOJI = "[\u2600-\u27bf\u2b1b\u2b1c\u2b50\u2b55\U0001f000-\U0001faff]\ufe0f?"
-NOTE = "|".join((
-    r"\[(?:[0-9]{1,3}|[a-z])\]",
-    "[\u00b9\u00b2\u00b3\u2070-\u2079]",
-    r"[*_`~†‡]{1,3}(?=\s|$)",
+NOTE_NUMBER = r"\[(?:[1-9][0-9]{0,2}|[a-z])\]|[\u00b9\u00b2\u00b3\u2070-\u2079]"
+NOTE = re.compile(rf"{NOTE_NUMBER}|[*_~†‡]")
+"""Pattern of the number of a note, or of a sign of a note or of emphasis. Such signs
+are a part of code and of numbers as well: temp.*, 2.²."""
+AFTER_STOP = "|".join((
+    NOTE_NUMBER,
+    r"[*_~†‡]{1,3}(?=\s|$)",
     rf"{EMOJI}(?:\u200d{EMOJI})*",
     f"[{UNSEEN}]",
 ))  # fmt: skip
 """Pattern of what may follow the end of a sentence and belongs to it: the number of a
 note, signs that end emphasis in plain text, an emoji, or what shows nothing."""
+EMPHASIS = re.compile(r"\*+|_+|~+")
+OPENS_EMPHASIS = re.compile(rf"[^\W_]|[\"'(\[«»‹›„“”‚‘’¿¡{UNSEEN}]")
+"""Pattern of what follows a sign that begins emphasis."""
+CODE_SIGN = re.compile(r"[\s*_~`/\\(\[{<|=+^&$#@:;,-]")
+"""Pattern of what stands before a stop that is itself a sign, as in *.* and .*."""
 STOP = re.compile(
     rf"(?P<marks>\.(?:[ \u00a0\u202f]\.){{2,}}|{STOPS}+)"
     rf"(?P<closers>[{UNSEEN}]*[{CLOSERS}][{CLOSERS}{UNSEEN}]*"
     r"|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
-    rf"(?:{NOTE})*"
+    rf"(?P<notes>(?:{AFTER_STOP})*)"
 )
 """Pattern of marks, the closing signs after them, and notes. French has a space before
 ». Dots with spaces between them are an ellipsis."""
@@ -78,18 +86,20 @@ OPENERS = f"\"'(\\[{{«»‹›„“”‚‘’¿¡「『（【〈《*_#–—
 NEXT_WORD = re.compile(rf"[{OPENERS}\s]{{0,16}}([^\s{CLOSERS},;:.!?…]{{0,32}})")
 LAST_WORD = re.compile(r"\S{1,48}$")
 UNSPACED = "\\u2e80-\\u30ff\\u31c0-\\u9fff\\uf900-\\ufaff\\uff00-\\uffef"
+BEFORE_OPENING = re.compile(rf"[{OPENING}¿¡]{{1,4}}([^\W\d_])")
 UNSPACED_SCRIPT = re.compile(rf"[“‘]?[{UNSPACED}]")
 LEADING = re.compile(
     rf"^(?:.*[{UNSPACED}])?[\"'(\[{{«»‹›„“”‚‘’¿¡「『（【*_#/–—{UNSEEN}-]*"
 )
 """Signs that open before a word, and Chinese or Japanese that it stands in."""
 NUMBER = re.compile(r"[0-9]{1,9}\Z")
+YEAR = re.compile(r"[0-9]{4}\Z")
 ROMAN = re.compile(r"[IVXLCDM]{1,7}\Z")
 COUNTED = re.compile(r"[0-9(#]|[IVXLC]+\b|[A-Z]?[0-9]|[A-Z]\b")
 """Pattern of the next word that makes words such as "No." an abbreviation."""
 PARTS = re.compile(r"[^\W\d_]{1,3}(?:[.\u00a0\u202f]{1,2}[^\W\d_]{1,3})+\Z")
 """Pattern of short parts with stops between them, such as "U.S" or "e.g"."""
-LIST_MARKER = re.compile(r"\s*[(\[]?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})\Z")
+LIST_MARKER = re.compile(r"\s*[*_]{0,3}[(\[]?(?:[0-9]{1,3}|[A-Za-z]|[ivxIVX]{1,5})\Z")
 BOUND_BEFORE = re.compile(r"^.*[-/](?=.)|^[^\W\d_]{1,5}['\u2019](?=[^\W\d_]{3})")
 """Pattern of a part joined to a word: "und/" in "und/bzw.", "l'" in "l'art."."""
 LIST_NUMBER = re.compile(r"\s+[0-9]{1,3}[.)]\s")
@@ -125,6 +135,10 @@ class _Stop:
     marks: str
     closers: str
     """Closing signs after the marks."""
+    notes: str
+    """Notes, signs and emoji after the closing signs."""
+    ends_emphasis: bool
+    """Whether a sign among the notes ends emphasis that began before."""
     end: int
     """Offset after all that belongs to the sentence; space and the next word follow."""
 
@@ -168,12 +182,19 @@ class _Stop:
         return UNSPACED_SCRIPT.match(self.line, self.end) is not None
 
     @property
-    def is_before_quote(self) -> bool:
+    def is_before_opening(self) -> bool:
         """Whether a quotation, or a question in Spanish, follows at once, begun by a
         letter that is not small."""
-        after = self.line[self.end : self.end + 2]
-        is_open = after[:1] in OPENING or after[:1] in "¿¡"
-        return is_open and after[1:].isalpha() and not after[1:].islower()
+        found = BEFORE_OPENING.match(self.line, self.end)
+        return found is not None and not found[1].islower()
+
+    @property
+    def is_after_text(self) -> bool:
+        """Whether the marks end a text, and are no sign themselves, as in *.* or .*."""
+        last = self.start - 1
+        if self.marks[-1] in "!?" and self.line[last : last + 1] in " \u00a0\u202f":
+            last -= 1  # as in French
+        return last >= 0 and CODE_SIGN.match(self.line, last) is None
 
     @property
     def is_remark(self) -> bool:
@@ -202,13 +223,24 @@ def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int
     found: list[tuple[int, int]] = []
     begin = len(line) - len(line.lstrip())
     last = len(line.rstrip())
+    emphasis = _ends_of_emphasis(line)
     for match in (GREEK_STOP if language == "el" else STOP).finditer(line):
         end = quotes.end_of_closers(match.end("marks"), match.end())
         if end >= last:
             break
         closers = match["closers"] or ""
         closers = ALL_UNSEEN.sub("", closers[: max(end - match.end("marks"), 0)])
-        stop = _Stop(line, begin, match.start(), match["marks"], closers, end)
+        notes = match.start("notes")
+        stop = _Stop(
+            line=line,
+            begin=begin,
+            start=match.start(),
+            marks=match["marks"],
+            closers=closers,
+            notes=line[notes:end],
+            ends_emphasis=any(place in emphasis for place in range(notes, end)),
+            end=end,
+        )
         judgement = _judge(stop, table)
         if judgement == "unknown":
             judgement = "end" if known.has_end(stop) else "inside"
@@ -239,8 +271,9 @@ def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
         return "end"
     if stop.marks[-1] in UNSPACED_STOPS or stop.is_among_han:
         return _judge_unspaced(stop)
-    has_border = stop.space or stop.is_before_quote
-    if not has_border or stop.is_remark or _goes_on(stop):
+    has_border = stop.space or stop.is_before_opening
+    is_within = stop.is_remark or _goes_on(stop) or _has_doubtful_note(stop, table)
+    if not has_border or is_within:
         return "inside"
     if stop.closers:
         return _judge_closed(stop, table)
@@ -280,6 +313,24 @@ def _goes_on(stop: _Stop) -> bool:
     if not after[:1].islower() or CASED_LIKE_A_NAME.match(after):
         return False
     return not stop.line[stop.begin].islower()
+
+
+def _has_doubtful_note(stop: _Stop, table: Abbreviations) -> bool:
+    """Whether signs follow a stop that are no certain note or end of emphasis.
+
+    They may be a part of code or of a number: temp.*, *.*, 2.².
+    """
+    if NOTE.search(stop.notes) is None:
+        return False
+    after = stop.after
+    is_lower = after[:1].islower() and not CASED_LIKE_A_NAME.match(after)
+    if is_lower or not stop.is_after_text:
+        return True
+    is_sign = any(sign in stop.notes for sign in "*_~")
+    is_numeric = stop.marks == "." and stop.before[-1:].isdigit()
+    is_doubtful = is_sign or (is_numeric and not YEAR.match(stop.before))
+    is_certain = stop.ends_emphasis or stop.is_before_starter(table)
+    return is_doubtful and not is_certain
 
 
 def _is_short_form(stop: _Stop, table: Abbreviations) -> bool:
@@ -359,6 +410,21 @@ def _ends_clause(word: str, after: str, table: Abbreviations) -> bool:
     """
     is_day = after.lower() in table.months
     return word not in table.never and after[:1].isupper() and not is_day
+
+
+def _ends_of_emphasis(line: str) -> set[int]:
+    """Places of the signs in plain text that end emphasis: the second ** of **so**."""
+    ends: set[int] = set()
+    opened: set[str] = set()
+    for match in EMPHASIS.finditer(line):
+        sign, before = match[0], line[max(match.start() - 1, 0) : match.start()]
+        if sign in opened:
+            if not before.isspace():
+                opened.remove(sign)
+                ends.add(match.start())
+        elif not before.isalnum() and OPENS_EMPHASIS.match(line, match.end()):
+            opened.add(sign)
+    return ends
 
 
 class _Quotes:
@@ -612,7 +678,8 @@ def space_of(text: str, start: int, end: int) -> list[Segment]:
 def has_written_space(text: str, start: int, end: int) -> bool:
     """Return whether the texts around a space are of scripts that write it."""
     before, after = text[max(start - LOOK_BACK, 0) : start], text[end : end + LOOK_BACK]
-    return space_between(before, after.lstrip(NARROW_MARKS + digits)) != ""
+    # A number alone is of any script.
+    return space_between(before, after.lstrip(NARROW_MARKS + digits) or before) != ""
 
 
 def _copied(text: str) -> list[Segment]:
@@ -636,14 +703,8 @@ JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
 """Characters that combine with the one before, and with the one after."""
 CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
-HAN_OR_KANA = re.compile(
-    r"[\u2E80-\u30FF\u31C0-\u9FFF\uF900-\uFAFF\uFF00-\uFF9F\U00020000-\U0003FFFF]"
-)
-"""Pattern of a character of Han or Kana, or of text with them: no spaces separate words
-or sentences, as they do sentences in Thai."""
 NARROW_MARKS = "\"'\u201c\u201d\u2018\u2019\u2026\u2014()[]"
 """Marks of all scripts, beside which the next character decides on space."""
-WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
 
 
 def split_long(
@@ -662,15 +723,6 @@ def split_long(
     spans = sentence_spans(text, None if language is None else base(language))
     sentences = [text[begin:end] for begin, end in spans]
     return _fitting(sentences, max_tokens, count_tokens)
-
-
-def is_within_word(text: str, place: int) -> bool:
-    """Return whether a place in a text is inside a word.
-
-    Word borders of scripts without spaces are unknown.
-    """
-    around = text[max(place - 1, 0) : place + 1]
-    return bool(WITHIN_WORD.fullmatch(around)) and not HAN_OR_KANA.search(around)
 
 
 def space_between(before: str, after: str) -> str:

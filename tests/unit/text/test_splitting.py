@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.text import splitting as module
+from transduce.text.inline_tags import is_within_word
 from transduce.text.splitting import (
     Segment,
-    is_within_word,
     join_text,
     sentence_ends,
     sentences,
@@ -136,7 +136,20 @@ TABLE = [
     ("en", "He came; I left. |Then; Now."),
     # notes, emphasis, emoji and what shows nothing belong to the sentence before them
     ("en", "It runs.[1][a] |He sits.¹² |See approx.[2] Five.† |End.[12]No."),
-    ("en", "**It runs.** |_He sits._ |`Done.`* |Dr.* Smith came. |**Bold** end."),
+    ("en", "**It runs.** |_He sits._ |`Done.` Dr.* Smith came. |**Bold** end."),
+    ("en", "~~No.~~ |Yes.* |They do. |**Dogs (all).** |_Cats_ too."),
+    ("de", "**Wichtig!** |Dateien sichern. |Am **3.** Mai war es."),
+    ("de", "**1.** Öffnen Sie die Tür."),
+    ("fr", "**Vraiment ?** |Alice dort.[1] |Quoi ?[2] |Bob part."),
+    ("en", "It was 1990.[1] |Bob left in 5.[2] |They stayed. |See fig. 3.[a] Bob did."),
+    # but signs of code, and of numbers, are inside a sentence
+    ("en", "copy *.* to the folder"),
+    ("en", "a regex like .* or .+ works, as .+_ and .~ do"),
+    ("en", "type `?` or `!` for help"),
+    ("de", "Der `?` Operator ist gut. |Alle temp.* Dateien und ?* Namen."),
+    ("en", "The macro `vec!` Rust has. |Use **!** To negate, or __.__ Bob."),
+    ("en", "Take arr.[0] Then, or x = 2.² Y and arr.[1] as z."),
+    ("en", "see arr.[1] for it, or foo.² here"),
     ("en", "It runs.😀 |He sits!👍🏽👨\u200d👩\u200d👧 |Done?♥\ufe0f |End.😀No."),
     ("zh", "他跑。[1]|他坐！😀|好。** |**他说**。|是。"),
     ("he", "שלום.\u200f |מה שלומך?\u200f |טוב. |\u202bכן.\u202c |\u202bלא.\u202c"),
@@ -145,6 +158,7 @@ TABLE = [
     ("en", "See Dr.\u200b Smith, \u200be.g. Ann. |Yes.\u200bNo."),
     ("en", "It runs. . . |Then. . . it sits. |Well . . . maybe."),
     ("es", "¿Corre?|¡Sí!|¿Y él? |Sí.¿no?"),
+    ("es", "¿Qué?|¿¡Quién!?|¡¿Yo?! |Sí.¿¡no!?"),
 ]
 
 
@@ -246,6 +260,8 @@ def test_text_without_a_letter_is_copied() -> None:
         ("It runs. He sits.\nDone. ", "他跑。|5 个。|好。", "他跑。 5 个。\n好。 "),
         ("It runs. He sits.", "他跑。|Er sitzt.", "他跑。 Er sitzt."),
         ("It runs. He sits.", "Er läuft.|他坐。", "Er läuft. 他坐。"),
+        ("It runs. 42", "他跑。", "他跑。42"),
+        ("他跑。 42", "走る。", "走る。 42"),
         ("It runs.\tHe sits.", "他跑。|他坐。", "他跑。\t他坐。"),
         ("他跑。 他坐。", "走る。|座る。", "走る。 座る。"),
         ("他说：“好。”“我来了。”", "“好。”|“来。”", "“好。”“来。”"),
