@@ -31,6 +31,8 @@ from transduce.text.inline_tags import (
 )
 from transduce.text.languages import UNSPACED_LETTER, base
 from transduce.text.splitting import (
+    CLOSERS,
+    STOPS,
     Segment,
     has_letter,
     has_written_space,
@@ -79,6 +81,8 @@ EMPTY_ANCHOR = "a"
 pictures by their style."""
 MAX_RAISED = 32
 """Maximum length of a `sup` that may be the number of a note."""
+MAX_CLOSERS = 8
+"""Maximum number of closing signs between a stop and a note."""
 RAW_START = re.compile(rf"<(?:{'|'.join(RAW_TEXT)})[\s/>]", re.IGNORECASE)
 CHARACTER_DATA = "<![CDATA["
 HTML_ENCODINGS = ("text/html", "application/xhtml+xml")
@@ -520,11 +524,17 @@ def _plain_pieces(html: str, start: int, end: int) -> Iterator[Piece]:
 
 SPACES = " \t\n\f\r"
 """White space of HTML; a browser shows a run of it as one space."""
-UNSEEN = "\u00ad\u200b\u2060\ufeff"
-"""Soft hyphens and other characters within words that show nothing."""
-WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[{UNSEEN}]+|[^{SPACES}{UNSEEN}]+")
+BREAK_HINTS = "\u00ad\u200b\u2060\ufeff"
+"""Characters that show nothing, but allow a line break, as a soft hyphen, or forbid
+it."""
+WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[{BREAK_HINTS}]+|[^{SPACES}{BREAK_HINTS}]+")
 MARK = re.compile(r"[^\w\s]")
 RAISED = "\u00b9"
+NOTE = re.compile(r"(?:[0-9\s,:–*†‡§¶#-]|\[[^\[\]]*\]|\([0-9]{1,3}\))+")
+"""Pattern of text above the line that is the number or the sign of a note, not letters
+as in 1st."""
+BEFORE_NOTE = re.compile(rf"{STOPS}[{CLOSERS}]*\Z")
+"""Pattern of text that ends a sentence, before a note."""
 MAX_TAGS = 128
 """Maximum number of inline tags of a sentence. With more, each text between two tags is
 translated separately, so that time stays linear in the text."""
@@ -602,10 +612,13 @@ class _TagRun:
 
     def __init__(self) -> None:
         self._last: Piece | None = None
-        """Last tag of an element that may show something."""
+        """Last tag, without those of elements that never show anything."""
         self._edges: tuple[Piece, Piece] | None = None
-        """First of the start tags before the first picture, and last tag after it."""
+        """Outermost start tag that opens before the first picture, and the last tag so
+        far; None before the first picture."""
         self._first_start: Piece | None = None
+        """Outermost start tag since the last end tag: the next picture may be in its
+        element."""
 
     def add(self, tag: Piece) -> bool:
         """Add the next tag; return whether it is a picture, or ends one."""
@@ -626,8 +639,11 @@ class _TagRun:
         return is_picture
 
     def take_edges(self) -> tuple[Piece, Piece] | None:
-        """Tag after the space before a picture, and the one before the white space that
-        follows now; None without a picture since other space."""
+        """Return the first and the last tag around a picture, and begin anew.
+
+        White space stands before the first and follows the last. None without a picture
+        since the last white space.
+        """
         edges = self._edges
         if edges is not None:
             self._last, self._edges, self._first_start = None, None, None
@@ -649,12 +665,13 @@ class _Block:
     pictures: list[int] = field(default_factory=list)
     """Offsets in the source of tags that show something without text."""
     spaced_before: set[int] = field(default_factory=set)
-    """Offsets in the source of the tags before pictures, or of pictures, that have
-    space on both sides, of which the text has only the first."""
+    """Offsets in the source of the first tags around pictures with space on both
+    sides. The text has only the space before them."""
     spaced_after: set[int] = field(default_factory=set)
-    """Offsets in the source of the tags before the second of such spaces."""
+    """Offsets in the source of the last tags around such pictures."""
     left_out: list[tuple[int, int]] = field(default_factory=list)
-    """Spans in the source of the white space that the text leaves out after other."""
+    """Spans in the source of white space that the text lacks, as it follows other white
+    space."""
     copied: list[tuple[int, int]] = field(default_factory=list)
     """Spans of the text that belong to copied elements."""
     raised: list[tuple[int, int]] = field(default_factory=list)
@@ -707,7 +724,7 @@ class _Block:
 
     def _add(self, text: str, start: int, end: int) -> None:
         if text.strip(SPACES):
-            if text.strip(UNSEEN) or self._is_in_unspaced_script:
+            if text.strip(BREAK_HINTS) or self._is_in_unspaced_script:
                 self._append(text, start, end)
         elif self.parts and not self.parts[-1].endswith(" "):
             self._append(" ", start, end)
@@ -778,15 +795,25 @@ class _Block:
     def readable(self) -> str:
         """Text for sentence splitting, as long as the text.
 
-        Marks of copied elements are masked, and text above the line is in superscript
-        digits, as notes are in plain text.
+        Marks of copied elements are masked, and notes above the line after a stop are
+        in superscript digits, as in plain text.
         """
-        parts, place = list[str](), 0
+        parts, place, end_of_note = list[str](), 0, -1
         for start, end, is_raised in self._masked():
-            text = self.text[start:end]
-            masked = RAISED * len(text) if is_raised else MARK.sub("x", text)
-            parts += [self.text[place:start], masked]
+            between, text = self.text[place:start], self.text[start:end]
+            if not is_raised:
+                masked = MARK.sub("x", text)
+            elif not NOTE.fullmatch(text):
+                continue
+            elif place == end_of_note and not between.strip():
+                masked, between = RAISED * (end - place), ""
+            elif BEFORE_NOTE.search(between[-MAX_CLOSERS - 1 :]):
+                masked = RAISED * len(text)
+            else:
+                continue
+            parts += [between, masked]
             place = end
+            end_of_note = end if is_raised else -1
         return "".join([*parts, self.text[place:]])
 
     def _masked(self) -> Iterator[tuple[int, int, bool]]:
@@ -908,6 +935,8 @@ def _has_own_letter(block: _Block, begin: int, end: int) -> bool:
     """Whether a sentence has a letter outside copied elements."""
     place, text = begin, block.text
     first = bisect_left(block.copied, (begin, begin))
+    if first and block.copied[first - 1][1] > begin:
+        first -= 1  # the sentence begins after the space at the edge of the element
     for start, stop in block.copied[first:]:
         if start >= end:
             break

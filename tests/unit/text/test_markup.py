@@ -228,12 +228,32 @@ def test_tags_do_not_part_a_vowel_sign_from_its_consonant() -> None:
             ["A dog.1", "It.[2][note 3]", "B"],
         ),
         ("The 1<sup>st</sup> dog<sup>2</sup>. B", ["The 1st dog2.", "B"]),
+        (
+            "So.<sup>*</sup> “It.”<sup>1,2</sup> In 1990.<sup>[3]</sup> <sup>4</sup> B",
+            ["So.*", "“It.”1,2", "In 1990.[3] 4", "B"],
+        ),
+        ("Look.<code> X Y </code>42. Go.", ["Look.", "Go."]),
     ],
 )
 def test_html_is_read_as_a_browser_reads_it(html: str, expected: list[str]) -> None:
     segments = split_html(html, "de")
     assert sentences(segments) == expected
     assert "".join(each.text for each in segments) == html
+
+
+@pytest.mark.parametrize(
+    ("language", "html"),
+    [
+        ("es", "La 2.<sup>a</sup> Guerra del 1.<sup>er</sup> Congreso terminó."),
+        ("en", "D<sup>r</sup>. House read N<sup>o</sup>. 5 to S<sup>t</sup>. John."),
+        ("fr", "M<sup>me</sup>. Dupont et D<sup>r</sup>. Petit dorment."),
+        ("en", "Acme Inc.<sup>TM</sup> Products sold Guess?<sup>®</sup> Jeans."),
+        ("en", "It is x = 2.<sup>10</sup> Y."),
+    ],
+)
+def test_letters_above_the_line_are_no_note(language: str, html: str) -> None:
+    segments = split_html(html, language)
+    assert sentences(segments) == [re.sub("<[^>]*>", "", html)]
 
 
 @pytest.mark.parametrize(
@@ -419,6 +439,16 @@ def test_a_copied_element_does_not_replace_the_whole_translation(
         ("<kbd>F1</kbd> now.", "Jetzt.", "<kbd>F1</kbd> Jetzt."),
         ("Press<kbd> F1 </kbd>now.", "Drücken F1.", "Drücken <kbd> F1 </kbd>."),
         ("Press <kbd>F1</kbd> now.", "F1 jetzt.", "<kbd>F1</kbd> jetzt."),
+        (
+            "Press (<kbd>F1</kbd>) now.",
+            "Drücken () jetzt.",
+            "Drücken (<kbd>F1</kbd>) jetzt.",
+        ),
+        (
+            "Press “<kbd>F1</kbd>” now.",
+            "Drücken „“ jetzt.",
+            "Drücken „<kbd>F1</kbd>“ jetzt.",
+        ),
     ],
 )
 def test_a_copied_element_without_words_in_the_translation_is_spaced(
@@ -427,7 +457,8 @@ def test_a_copied_element_without_words_in_the_translation_is_spaced(
     segments = split_html(html)
     [sentence] = sentences(segments)
     pairs = {"Drücken": "Press", "drücken": "Press", "jetzt": "now", "Jetzt": "now"}
-    links = by_words(sentence, translation, pairs | {".": "."})
+    pairs |= {"(": "(", ")": ")", "„": "“", "“": "”", ".": "."}
+    links = by_words(sentence, translation, pairs)
     assert join_html(segments, [translation], [links]) == expected
 
 
@@ -463,6 +494,30 @@ def test_a_copied_element_replaces_its_own_words_without_others(
     [sentence] = sentences(segments)
     links = by_words(sentence, translation, pairs)
     assert join_html(segments, [translation], [links]) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("Let <var>i</var> be large.", "Sei groß.", "Sei <var>i</var> groß."),
+        (
+            "<code>n</code> helps.",
+            "Er nutzt n heute.",
+            "Er nutzt <code>n</code> heute.",
+        ),
+        (
+            "dog<kbd><br>k</kbd><kbd><br>k</kbd>",
+            "dog k k",
+            "dog<kbd><br>k</kbd><kbd><br>k</kbd>",
+        ),
+        ("un<code>do</code> it", "it undo", "it un<code>do</code>"),
+    ],
+)
+def test_a_copied_element_tears_no_word(
+    html: str, translation: str, expected: str
+) -> None:
+    segments = split_html(html, "en")
+    assert join_html(segments, [translation]) == expected
 
 
 @given(
