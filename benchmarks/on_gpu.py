@@ -198,9 +198,11 @@ class TestResults:
         self._numbers: Counter[str] = Counter()
 
     def pytest_collectreport(self, report: "pytest.CollectReport") -> None:
-        """Write the error of a file that cannot be read."""
+        """Write why a file cannot be read, or why all of it is skipped."""
         if report.failed:
             self._add("error", report)
+        elif report.skipped:
+            self._add("skipped", report)
 
     def pytest_runtest_logreport(self, report: "pytest.TestReport") -> None:
         """Count a test, and write its name and the reason unless it has passed."""
@@ -592,8 +594,9 @@ def _end_of(command: list[str], log: int, seconds: float) -> str:
 
 def run_all(options: argparse.Namespace) -> int:
     """Run the parts one after the other within the time limit."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)  # raises, so that no part is left running
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as it is by `nohup`
+            signal.signal(number, _end)  # raises, so that no part is left running
     options.out = options.out.resolve()  # parts may run in another folder
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "log.txt").write_text("", encoding="utf-8")

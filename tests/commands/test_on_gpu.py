@@ -89,6 +89,39 @@ def test_ending_the_script_ends_the_running_part(tmp_path: Path):
         time.sleep(0.05)
 
 
+def test_ctrl_c_leaves_a_report_with_the_section_of_the_running_part(
+    on_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupted(command: list[str], *_: object) -> str:
+        section = Path(command[command.index("--section") + 1])
+        section.write_text("12 TFLOP/s", encoding="utf-8")
+        signal.raise_signal(signal.SIGINT)
+        return "not reached"
+
+    monkeypatch.setattr(on_gpu, "_end_of", interrupted)
+    options = argparse.Namespace(
+        out=tmp_path, only=["machine", "tests"], limit=600.0, device="cpu", small=True
+    )
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    try:
+        with pytest.raises(SystemExit, match="130"):
+            on_gpu.run_all(options)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "| Machine | was ended by a signal |" in report
+    assert "12 TFLOP/s" in report
+    assert not (tmp_path / "running.md").exists()
+
+
+class Killed(BaseException):
+    """End of a killed script, in which no handler runs."""
+
+
 def test_a_killed_script_leaves_the_section_of_the_running_part(
     on_gpu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -98,12 +131,12 @@ def test_a_killed_script_leaves_the_section_of_the_running_part(
         section = Path(command[command.index("--section") + 1])
         section.write_text("12 TFLOP/s", encoding="utf-8")
         seen.extend(each.name for each in tmp_path.iterdir())
-        raise KeyboardInterrupt
+        raise Killed
 
     monkeypatch.setattr(on_gpu, "_end_of", kill)
     part, report = on_gpu.PARTS[0], on_gpu.Report(tmp_path, "on-gpu")
     options = argparse.Namespace(out=tmp_path, device="cpu", small=True)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Killed):
         on_gpu.run_part(part, options, 1.0, report)
     left = (tmp_path / "running.md").read_text(encoding="utf-8")
     assert left == "12 TFLOP/s"
@@ -119,19 +152,16 @@ def test_an_unknown_part_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("only", "expected"),
-    [
-        (["tests"], [600.0]),
-        (["machine", "tests"], [600 * 40 / 190, 600 * 150 / 190]),
-        (None, [600 * 40 / 470, 600 * 90 / 470]),
-    ],
+    ("only", "is_all_used"),
+    [(["tests"], True), (["machine", "tests"], True), (None, False)],
 )
 def test_few_parts_share_all_of_the_time(
     on_gpu: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     only: list[str] | None,
-    expected: list[float],
+    *,
+    is_all_used: bool,
 ):
     found: list[float] = []
 
@@ -143,7 +173,11 @@ def test_few_parts_share_all_of_the_time(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     options = argparse.Namespace(out=tmp_path, only=only, limit=600.0)
     on_gpu.run_all(options)
-    assert found[:2] == pytest.approx(expected, rel=1e-3)
+    seconds = [p.seconds for p in on_gpu.PARTS if not only or p.name in only]
+    together = sum(seconds) if is_all_used else on_gpu.LIMIT_S
+    assert (sum(seconds) <= on_gpu.LIMIT_S) is is_all_used
+    expected = [600 * each / together for each in seconds]
+    assert found[:2] == pytest.approx(expected[:2], rel=1e-3)
 
 
 def fails() -> None:
@@ -180,6 +214,19 @@ def test_a_test_that_does_not_pass_is_in_the_report_at_once(
         results.pytest_runtest_logreport(report)
     assert task.section.read_text(encoding="utf-8") == f"Begin\n{section}"
     assert str(results).startswith(f"passed: {int(not section)}, ")
+
+
+def test_a_file_that_is_skipped_as_a_whole_is_in_the_report(
+    on_gpu: ModuleType, tmp_path: Path
+):
+    task = on_gpu.Task(tmp_path, tmp_path / "running.md", "cpu", is_small=True)
+    results = on_gpu.TestResults(task)
+    reason = ("test_a.py", 3, "Skipped: could not import 'triton'")
+    report = pytest.CollectReport("test_a.py", "skipped", reason, result=None)
+    results.pytest_collectreport(report)
+    section = task.section.read_text(encoding="utf-8")
+    assert section == "- skipped: `test_a.py`: Skipped: could not import 'triton'\n"
+    assert str(results).endswith("skipped: 1.")
 
 
 def test_tests_can_run_without_checks_of_types(monkeypatch: pytest.MonkeyPatch):
