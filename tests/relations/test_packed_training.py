@@ -556,6 +556,7 @@ def test_the_parts_of_a_packed_update_have_no_more_tokens_than_the_trial(
     fit = trainer.find_micro_batch()
     assert fit.was_cut
     assert fit.max_positions == tokens[-1] <= 100
+    assert fit.unit == "tokens"
     [update, *_] = batcher.epoch(0)
     for part in packed_parts(update, fit.max_positions, 1):
         packed = batcher.dataset.load_packed(part)

@@ -335,7 +335,7 @@ def _forecast(start: RunStart) -> str:
     (source, target), fit = start.update_tokens, start.micro_batch
     num_steps = start.config.training.steps - start.steps_done
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
-    cut = f", cut to {fit.max_positions:,} positions at a time" if fit.was_cut else ""
+    cut = f", cut to {fit.max_positions:,} {fit.unit} at a time" if fit.was_cut else ""
     time_left = duration(start.seconds_left)
     time_left = time_left if time_left.startswith("less") else f"about {time_left}"
     return (

@@ -692,10 +692,22 @@ class _RunTraining:
             reward_positions is not None and found.reward_positions != reward_positions
         )
         if starts and is_smaller:
+            # Earlier versions counted positions for packed sentences, too.
+            unit = last.get("unit", "positions")
+            is_recounted = (
+                positions is not None
+                and found.max_positions != positions
+                and found.unit != unit
+            )
+            reason = (
+                f"Parts of batches are counted in {found.unit}, and were in {unit} "
+                "when the run was interrupted"
+                if is_recounted
+                else "Less memory is free than when the run was interrupted"
+            )
             self._warn(
-                "Less memory is free than when the run was interrupted, so batches are "
-                "split into smaller parts, and its weights will not be bit for bit "
-                "those of an uninterrupted run."
+                f"{reason}, so batches are split into smaller parts, and its weights "
+                "will not be bit for bit those of an uninterrupted run."
             )
         return found
 
@@ -730,6 +742,7 @@ class _RunTraining:
             precision=self._hardware.precision,
             num_processes=self._processes.world_size,
             max_positions=fitted.max_positions,
+            unit=fitted.unit,
             was_cut=fitted.was_cut,
             computing=asdict(environment),
             **({"reward_positions": reward_positions} if reward_positions else {}),

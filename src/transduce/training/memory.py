@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -56,8 +57,7 @@ class MicroBatchSize:
     """Largest micro-batch that fits in memory, with its time and memory."""
 
     max_positions: int
-    """Source and target positions that fit in memory at a time, with padding if there
-    is any."""
+    """Number of source and target positions that fit in memory at a time, in `unit`."""
     was_cut: bool
     """Whether a whole batch, or a whole update if it is packed, does not fit."""
     seconds: float
@@ -73,6 +73,9 @@ class MicroBatchSize:
     reward_positions: int | None = None
     """Positions of a micro-batch in updates by reward, samples included; None if there
     are no such updates."""
+    unit: Literal["positions", "tokens"] = "positions"
+    """Unit of `max_positions`: "positions" count padding, and "tokens", of packed
+    sentences, do not."""
 
 
 def require_memory(
@@ -150,6 +153,7 @@ def find_micro_batch(
         waiting_share=trial.waiting_share,
         peak_bytes=peak_bytes,
         growth_bytes=peak_bytes - _bytes_in_use(hardware.device, peak_bytes),
+        unit="tokens" if is_packed else "positions",
     )
 
 

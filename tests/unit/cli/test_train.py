@@ -59,8 +59,18 @@ START = RunStart(
             "at a time",
             "5 minutes",
         ),
+        (
+            replace(
+                START,
+                steps_done=994,
+                micro_batch=replace(START.micro_batch, was_cut=True, unit="tokens"),
+            ),
+            "6 of about 25,000 source and 25,000 target tokens, cut to 2,000 tokens "
+            "at a time",
+            "5 minutes",
+        ),
     ],
-    ids=["alone", "by several processes", "resumed and cut"],
+    ids=["alone", "by several processes", "resumed and cut", "packed and cut"],
 )
 def test_the_duration_of_a_run_is_forecast(capsys, start, updates, forecast):
     TrainingDisplay().started(start)

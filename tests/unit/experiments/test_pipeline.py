@@ -30,6 +30,7 @@ from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.resuming import refuse_changed_settings
 from transduce.experiments.run_folder import RunFolder
 from transduce.training.config import BestBy
+from transduce.training.loss import BatchLoss
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.optimizer import scheduled_rate
 from transduce.training.trainer import (
@@ -657,6 +658,7 @@ def test_the_log_has_the_environment_of_the_run(
         "precision": "fp32",
         "num_processes": 1,
         "max_positions": fit.max_positions,
+        "unit": "positions",
         "was_cut": False,
         "computing": asdict(current_environment(CPU, 1)),
     }
@@ -724,6 +726,54 @@ def test_a_resumed_run_keeps_its_micro_batch(
     assert [each["step"] for each in starts] == [0, 4]
     assert [each["was_cut"] for each in starts] == [True, True]
     assert starts[0]["max_positions"] == starts[1]["max_positions"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "positions", "reason"),
+    [
+        (None, 30, None),
+        (None, 50, "Parts of batches are counted in tokens, and were in positions"),
+        ("tokens", 50, "Less memory is free than when the run was interrupted,"),
+    ],
+)
+def test_a_resumed_run_tells_why_its_micro_batches_are_smaller(
+    files: CorpusFiles,
+    tmp_path: Path,
+    unit: str | None,
+    positions: int,
+    reason: str | None,
+) -> None:
+    """Earlier versions counted positions for packed sentences, without a unit."""
+
+    def fit(batch_loss: BatchLoss, *_: object) -> MicroBatchSize:
+        batch_loss.train()
+        return MicroBatchSize(
+            max_positions=40, was_cut=True, seconds=1e-6, peak_bytes=0, unit="tokens"
+        )
+
+    out, notes = tmp_path / "run", Impatient()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("transduce.training.trainer.find_micro_batch", fit)
+        with pytest.raises(RuntimeError, match="Enough"):
+            train(files, TINY, out, CPU, Impatient())
+        log = out / "log.jsonl"
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        [start] = [each for each in entries if each["kind"] == "start"]
+        assert (start["max_positions"], start["unit"]) == (40, "tokens")
+        start["max_positions"] = positions
+        start["unit"] = unit
+        if unit is None:
+            del start["unit"]
+        log.write_text("".join(json.dumps(each) + "\n" for each in entries))
+        with pytest.raises(RuntimeError, match="Enough"):
+            resume(out, CPU, notes)
+    assert [each["max_positions"] for each in RunFolder(out).log.entries("start")] == [
+        positions,
+        min(positions, 40),
+    ]
+    warnings = [each for each in notes.warnings if "bit for bit" in each]
+    assert len(warnings) == (reason is not None)
+    assert reason is None or warnings[0].startswith(reason)
 
 
 @pytest.mark.parametrize(
