@@ -18,7 +18,7 @@ import torch
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Progress, TrainingState
 from transduce.data.batches import Batcher, Update, read_ahead
-from transduce.data.tensors import Batch
+from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware, keep_forks_usable
 from transduce.errors import TransduceError
 from transduce.metrics.scores import perplexity
@@ -313,17 +313,24 @@ class Trainer:
     def validate(self, batcher: Batcher) -> Validation:
         """Compute the loss of all pairs, without dropout."""
         self.model.eval()
-        device, num_tokens = self._hardware.device, 0
-        losses = torch.zeros(2, dtype=torch.float64, device=device)
+        losses: list[torch.Tensor] = []
+        num_tokens = 0
         with torch.no_grad():
             for batch in batcher.in_order():
-                # Read at the end: a GPU would be waited for after each batch.
-                losses += self._batch_loss(batch).sums
+                # Losses are read at the end, and batches are copied from pinned memory:
+                # otherwise the CPU would wait for a GPU in each batch.
+                losses.append(self._batch_loss(self._for_validation(batch)).sums)
                 num_tokens += int((batch.target_out != PAD).sum())
-        smoothed, likelihood = losses.tolist()
+        smoothed, likelihood = torch.stack(losses).double().sum(dim=0).tolist()
         return Validation(
             loss=smoothed / num_tokens, perplexity=perplexity(-likelihood, num_tokens)
         )
+
+    def _for_validation(self, batch: Batch) -> Batch | PackedBatch:
+        """Return a batch as the loss computes it; for a GPU in pinned memory."""
+        if self._hardware.device.type != "cuda":
+            return batch
+        return (batch.packed() if self._batch_loss.can_pack else batch).pinned()
 
     def state(self) -> TrainingState:
         """Return the state for `restore`, without the model's weights."""

@@ -1,6 +1,7 @@
 """The loop against plain PyTorch: updates, reports, checkpoints, stops, validation."""
 
 import math
+import operator
 import re
 import time
 from dataclasses import fields, replace
@@ -17,11 +18,13 @@ from transduce.checkpoint import Progress
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.data.dataset import Dataset
+from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.errors import ConfigError, LackOfMemoryError, TransduceError
 from transduce.experiments.run_trainer import refinement_of
 from transduce.model.config import ModelConfig, update_flops
 from transduce.model.transformer import Transformer
+from transduce.nn.cross_entropy import Loss
 from transduce.training import memory
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, ProcessGroup
@@ -584,6 +587,36 @@ def test_validation_is_the_mean_over_all_target_tokens(
     validation = trainer.validate(Batcher(dataset, config, seed=0))
     assert validation.loss == pytest.approx(smoothed, rel=1e-5)
     assert validation.perplexity == pytest.approx(math.exp(likelihood), rel=1e-5)
+
+
+@pytest.mark.parametrize("can_pack", [False, True])
+def test_validation_copies_batches_to_a_gpu_from_pinned_memory(
+    make_trainer, dataset, monkeypatch, *, can_pack: bool
+):
+    """Otherwise the CPU would wait for the GPU in each batch."""
+    kind = PackedBatch if can_pack else Batch
+    pinned: list[Batch | PackedBatch] = []
+    losses: list[Batch | PackedBatch] = []
+
+    def pin(batch):
+        pinned.append(batch)
+        return batch
+
+    def forward(batch_loss, batch):
+        losses.append(batch)
+        zero = torch.zeros(())
+        return Loss(smoothed=zero, negative_log_likelihood=zero)
+
+    trainer = make_trainer()
+    monkeypatch.setattr(BatchLoss, "can_pack", can_pack)
+    monkeypatch.setattr(BatchLoss, "forward", forward)
+    monkeypatch.setattr(kind, "pinned", pin)
+    gpu = Hardware(device=torch.device("cuda", 0), dtype=torch.float32)
+    monkeypatch.setattr(trainer, "_hardware", gpu)
+    trainer.validate(Batcher(dataset, BATCHING, seed=0))
+    assert losses
+    assert all(map(operator.is_, pinned, losses))
+    assert len(pinned) == len(losses)
 
 
 def test_validation_uses_no_dropout(make_trainer, dataset):
