@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Literal
+from threading import Lock
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -225,8 +226,82 @@ def is_out_of_memory(error: BaseException) -> bool:
     return is_plain and re.search(NO_GPU_MEMORY, str(error)) is not None
 
 
+RECORDING = Lock()
+"""Held while a CUDA graph is recorded: PyTorch records one at a time in a process."""
+
+
 @contextmanager
-def no_garbage_collection() -> Iterator[None]:
+def recorded_graph(
+    stream: torch.cuda.Stream, pool: Any = None, *, frees_cache: bool = False
+) -> Iterator[torch.cuda.CUDAGraph]:
+    """Record what the block starts on the current GPU as a CUDA graph.
+
+    The graph is complete at the end of the block. Graphs with the same `pool`, which
+    `CUDAGraph.pool` returns, share their memory; they need the same stream, which
+    nothing else should use. A new pool has no memory of PyTorch's cache, unless
+    `frees_cache` returns that to the GPU before.
+
+    After any error, the caller's stream is current again and nothing is recorded any
+    more. The error is that of the block, if there is one, rather than its consequence
+    at the end of the recording. Neither holds for `torch.cuda.graph`.
+    """
+    graph = torch.cuda.CUDAGraph()
+    if pool is None:
+        pool = torch.cuda.graph_pool_handle()
+    with RECORDING, _no_garbage_collection():
+        if frees_cache:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            try:
+                # Other threads may go on, and allocate memory.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                yield graph
+            except BaseException:
+                with suppress(RuntimeError):  # a consequence of the first error
+                    _end_recording(graph, pool)
+                raise
+            else:
+                _end_recording(graph, pool)
+            finally:
+                # Only a replay would compute weights that autocast has rounded here.
+                torch.clear_autocast_cache()
+
+
+def _end_recording(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    """End a recording; if that fails, do the rest of what PyTorch does at the end.
+
+    Otherwise PyTorch's allocator would count the recording as unfinished, and free no
+    cached memory where memory is short. Before version 2.13, its generator of random
+    numbers would do so, too, and draw no more numbers; the end of another recording, of
+    nothing, corrects that.
+    """
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _release(pool)
+        empty, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that the graph is empty
+                empty.capture_begin(pool=pool, capture_error_mode="thread_local")
+                empty.capture_end()
+        except RuntimeError:
+            _release(pool)
+        raise
+
+
+def _release(pool: Any) -> None:
+    """Release the memory of a failed recording, unless PyTorch has done so."""
+    device = torch.cuda.current_device()
+    with suppress(RuntimeError):  # nothing is being recorded in this memory
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
     """Pause garbage collection while a CUDA graph is recorded.
 
     Freeing an older graph would end the recording.

@@ -31,6 +31,10 @@ from transduce.nn.fuse import fuse
 from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS
 
+MEMORY_ERRORS = [
+    torch.OutOfMemoryError("short"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `create`"),
+]
 VARIANTS = [
     {},
     {"positions": "learned", "max_positions": 3},
@@ -168,8 +172,9 @@ def test_idle_memory_is_bounded_and_the_oldest_goes_first(tiny: ModelConfig):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=["PyTorch", "library"])
 def test_without_memory_for_a_step_idle_memory_is_freed(
-    tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ):
     model = Transformer(tiny).eval()
     flat = FusedStep(model)
@@ -184,7 +189,7 @@ def test_without_memory_for_a_step_idle_memory_is_freed(
 
         def __init__(self, *given: Any) -> None:
             if next(number) == 0:
-                raise torch.OutOfMemoryError("short")
+                raise error
             super().__init__(*given)
 
     monkeypatch.setattr(graphed_decoder, "StaticStep", Short)
@@ -193,8 +198,9 @@ def test_without_memory_for_a_step_idle_memory_is_freed(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("error", MEMORY_ERRORS, ids=["PyTorch", "library"])
 def test_without_memory_for_a_step_a_decoder_goes_on_without_graphs(
-    tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    tiny: ModelConfig, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ):
     model = Transformer(tiny).eval()
     memory, flat = model.encode(SOURCE), FusedStep(model)
@@ -203,7 +209,7 @@ def test_without_memory_for_a_step_a_decoder_goes_on_without_graphs(
 
     def borrow(self: StepGraphs, state: Any) -> StaticStep:
         if next(numbers) % 3 != 1:
-            raise torch.OutOfMemoryError("short")
+            raise error
         return fitting(self, state)
 
     monkeypatch.setattr(StepGraphs, "borrow", borrow)

@@ -1,23 +1,26 @@
 """The choice of device and precision, and memory figures."""
 
+import gc
 import os
 import resource
 import signal
 import sys
 import warnings
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 
+from cuda_stand_in import CudaStandIn, Graph, Stream, needs_no_cuda
 from transduce.decoding.torch_model import prepare_model
 from transduce.device import (
+    RECORDING,
     Hardware,
     choose_hardware,
     forget_peak_memory,
     keep_forks_usable,
     peak_memory,
+    recorded_graph,
     torch_defaults,
     used_memory,
     warn_if_emulated,
@@ -204,7 +207,7 @@ def test_the_peak_memory_includes_allocated_tensors():
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
 def test_the_peak_memory_outside_linux_is_from_getrusage(monkeypatch, platform, unit):
-    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    monkeypatch.setattr("transduce.device.proc_bytes", lambda *_: None)
     monkeypatch.setattr(sys, "platform", platform)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert unit * peak <= peak_memory(CPU) < 1.1 * unit * peak
@@ -256,3 +259,83 @@ def test_forks_stay_usable_once_a_model_is_prepared_for_pytorch(
     monkeypatch.setattr(name, lambda: kept.append("decoding"))
     prepare_model(Transformer(tiny), "fp32", CPU)
     assert kept == ["decoding"]
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
+    return CudaStandIn(monkeypatch)
+
+
+def assert_nothing_is_recorded(cuda: CudaStandIn) -> None:
+    """Assert that stream, lock and garbage collection are as before a recording."""
+    assert cuda.current_stream.name == "the rest"
+    assert not RECORDING.locked()
+    assert gc.isenabled()
+
+
+@needs_no_cuda
+def test_one_graph_is_recorded_at_a_time_and_no_garbage_is_collected(
+    cuda: CudaStandIn,
+):
+    stream = Stream("the record", cuda.asked)
+    with recorded_graph(stream, "some memory") as graph:
+        assert cuda.current_stream is stream
+        assert RECORDING.locked()
+        assert not gc.isenabled()
+    graph.replay()
+    assert cuda.asked == [
+        "the record waits for the rest",
+        "graph 1 begins in some memory, thread_local",
+        "graph 1 ends",
+        "graph 1 again",
+    ]
+    assert_nothing_is_recorded(cuda)
+
+
+@needs_no_cuda
+@pytest.mark.parametrize("name", ["capture_begin", "capture_end"])
+@pytest.mark.parametrize("is_end_known", [False, True])
+def test_a_recording_that_fails_at_its_begin_or_its_end_leaves_nothing_behind(
+    cuda: CudaStandIn, monkeypatch: pytest.MonkeyPatch, name: str, *, is_end_known: bool
+):
+    def fail(graph: Graph, **_: object) -> None:
+        cuda.asked.append(f"{graph.name} fails")
+        raise RuntimeError("CUDA error: out of memory")
+
+    stream = Stream("the record", cuda.asked)
+    cuda.is_end_known = is_end_known
+    with monkeypatch.context() as patched:
+        patched.setattr(Graph, name, fail)
+        if name == "capture_begin":  # then there is nothing to end
+            patched.setattr(Graph, "capture_end", fail)
+        with pytest.raises(RuntimeError, match="memory"), recorded_graph(stream):
+            pass
+    assert_nothing_is_recorded(cuda)
+    assert ("memory 1 is released" in cuda.asked) is not is_end_known
+    cuda.asked.clear()
+    with recorded_graph(stream):
+        pass
+    assert cuda.asked[-1] == "graph 3 ends"
+
+
+@needs_no_cuda
+def test_an_error_while_recording_is_raised_and_not_its_consequence(
+    cuda: CudaStandIn, monkeypatch: pytest.MonkeyPatch
+):
+    failing = iter([True])
+
+    def end(graph: Graph) -> None:
+        if next(failing, False):
+            raise RuntimeError("operation failed due to a previous error")
+        cuda.asked.append(f"{graph.name} ends")
+
+    monkeypatch.setattr(Graph, "capture_end", end)
+    stream = Stream("the record", cuda.asked)
+    with pytest.raises(KeyboardInterrupt), recorded_graph(stream):
+        raise KeyboardInterrupt
+    assert_nothing_is_recorded(cuda)
+    assert cuda.asked[2:] == [
+        "memory 1 is released",
+        "graph 2 begins in memory 2, thread_local",
+        "graph 2 ends",
+    ]

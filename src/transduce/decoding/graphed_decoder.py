@@ -12,7 +12,6 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
@@ -26,14 +25,12 @@ from torch import Tensor
 
 from transduce.decoding.cache import DecodingState, RecurrentState
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
-from transduce.device import is_out_of_memory, no_garbage_collection
+from transduce.device import is_out_of_memory, recorded_graph
 from transduce.errors import TransduceWarning
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
 
 REFUSED = "The GPU refuses to record decoding steps, so they take longer. Its message: "
-RECORDING = Lock()
-"""Held while a graph is recorded: PyTorch records one at a time in a process."""
 
 Run = Callable[[], Tensor]
 
@@ -59,7 +56,7 @@ class CudaGraphs:
         Warns (`TransduceWarning`) if the GPU refuses, and returns `run` itself then and
         for all later calls. Where memory is short, it returns `run` this time only.
         """
-        with RECORDING, self._lock, torch.cuda.device(self._device):
+        with self._lock, torch.cuda.device(self._device):
             if self._is_refused:
                 return run
             try:
@@ -80,26 +77,14 @@ class CudaGraphs:
         return replay
 
     def _recorded(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-        graph, pool = torch.cuda.CUDAGraph(), None
+        pool = None if self._latest is None else self._latest.pool()
         if self._stream is None:
             # Only graphs use this stream: what libraries allocate for it is in the
             # graphs' memory and lives as long.
             self._stream = torch.cuda.Stream()
-        if self._latest is not None:
-            pool = self._latest.pool()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        # Not `torch.cuda.graph`, which first collects garbage and frees cached memory:
-        # that takes longer than many steps.
-        with torch.cuda.stream(self._stream), no_garbage_collection():
-            # Other threads may go on.
-            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                result = run()
-            except BaseException:
-                with suppress(RuntimeError):  # a consequence of the first error
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        # Cached memory is not freed before: that takes longer than many steps.
+        with recorded_graph(self._stream, pool) as graph:
+            result = run()
         self._latest = graph
         return graph, result
 
@@ -288,8 +273,8 @@ class StepGraphs:
     def borrow(self, state: DecodingState | RecurrentState) -> StaticStep:
         """Return a step for a state, which the caller alone has until `give_back`.
 
-        Raises `torch.OutOfMemoryError` if there is no memory for it, even after all
-        idle steps have been freed.
+        Raises an error that `is_out_of_memory` recognizes if there is no memory for it,
+        even after all idle steps have been freed.
         """
         size = StepSize.fitting(state)
         with self._lock:
@@ -299,8 +284,11 @@ class StepGraphs:
                 if self._idle[number].size == size:
                     return self._idle.pop(number)
             self._drop_oldest()
-            with suppress(torch.OutOfMemoryError):
+            try:
                 return StaticStep(self._step, size, state, self._recorder)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
             self._idle.clear()
             torch.cuda.empty_cache()
             return StaticStep(self._step, size, state, self._recorder)
@@ -408,7 +396,9 @@ class GraphedDecoder(TorchDecoder):
             return None
         try:
             step = self._graphs.borrow(self.state)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             self._refused = size
             return None
         self._move_into(step)

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from transduce.data.batches import Batcher
 from transduce.data.tensors import PackedBatch
-from transduce.device import Hardware, is_out_of_memory, no_garbage_collection
+from transduce.device import Hardware, is_out_of_memory, recorded_graph
 from transduce.errors import TransduceWarning
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer
@@ -291,6 +291,8 @@ class GraphedGradients:
         """Gradients of the last graph, in the same memory for all graphs."""
         self._seen: set[tuple[int, ...]] = set()
         self._graphs: dict[tuple[int, ...], _GradientGraph] = {}
+        self._stream: torch.cuda.Stream | None = None
+        """Stream on which all graphs are recorded, as they share their memory."""
         self._is_full = False
 
     def __len__(self) -> int:
@@ -340,10 +342,17 @@ class GraphedGradients:
             return
         if not self._gradients:
             self._gradients = [torch.zeros_like(each) for each in self._parameters]
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self._gradients[0].device)
         pool = next((each.pool for each in self._graphs.values()), None)
         try:
             self._graphs[batch.shape] = _GradientGraph(
-                self._batch_loss, batch, self._parameters, self._gradients, pool
+                self._batch_loss,
+                batch,
+                self._parameters,
+                self._gradients,
+                self._stream,
+                pool,
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -355,6 +364,8 @@ class GraphedGradients:
     def _stop(self) -> None:
         """Make no more graphs; batches of other shapes are computed without."""
         self._is_full = True
+        if not self._graphs:
+            self._gradients.clear()
         warnings.warn(
             f"Memory suffices for {len(self)} CUDA graphs: training is slower for "
             "batches of other shapes.",
@@ -381,18 +392,16 @@ class _GradientGraph:
         batch: PackedBatch,
         parameters: Sequence[Tensor],
         gradients: Sequence[Tensor],
+        stream: torch.cuda.Stream,
         pool: Any,
     ) -> None:
-        """Record the computation, which will write the gradients."""
+        """Record the computation, which will write the gradients, on a stream."""
         device = gradients[0].device
         self._batch = batch.to(device)
         self._weight = torch.zeros((), device=device)
-        self._graph = torch.cuda.CUDAGraph()
-        # Another thread reads batches ahead, and may allocate memory meanwhile.
-        mode = "thread_local"
-        capture = torch.cuda.graph(self._graph, pool, capture_error_mode=mode)
         # Weights must be rounded in each replay, not taken from an earlier call.
-        with no_garbage_collection(), capture, unchanged_weights():
+        capture = recorded_graph(stream, pool, frees_cache=True)
+        with capture as self._graph, unchanged_weights():
             loss = batch_loss(self._batch)
             found = torch.autograd.grad(
                 loss.smoothed * self._weight,
@@ -501,7 +510,9 @@ def _compute_gradient(batch_loss: BatchLoss, batcher: Batcher) -> None:
         try:
             batch_loss(batcher.dataset.load(pairs)).smoothed.backward()
             return
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             if len(pairs) == 1:
                 return  # `find_micro_batch` reports this
         finally:

@@ -1,73 +1,21 @@
 """CUDA graphs, with stand-ins that record the calls."""
 
 import gc
-from contextlib import nullcontext
 
 import pytest
 import torch
 
-from transduce.decoding import graphed_decoder
+from cuda_stand_in import CudaStandIn, Graph, needs_no_cuda
 from transduce.decoding.graphed_decoder import CudaGraphs
 
-pytestmark = pytest.mark.skipif(
-    torch.version.cuda is not None, reason="what is stood in for is there"
-)
+pytestmark = needs_no_cuda
 DEVICE = torch.device("cuda", 0)
-
-
-class Stream(torch.cuda.Stream):
-    """Stand-in for a stream that records what it waits for."""
-
-    def __new__(cls, *_: object) -> "Stream":
-        return object.__new__(cls)
-
-    def __init__(self, name: str, asked: list[str]) -> None:
-        self.name, self._asked = name, asked
-
-    def wait_stream(self, stream: "Stream") -> None:
-        self._asked.append(f"{self.name} waits for {stream.name}")
-
-
-class Graph(torch.cuda.CUDAGraph):
-    """Stand-in for a graph that records its calls."""
-
-    def __new__(cls, *_: object) -> "Graph":
-        return object.__new__(cls)
-
-    def __init__(self, name: str, asked: list[str]) -> None:
-        self.name, self._asked = name, asked
-
-    def __del__(self) -> None:
-        """Do nothing: there is no graph to destroy."""
-
-    def pool(self) -> str:
-        return f"the memory of {self.name}"
-
-    def capture_begin(self, pool: str | None, capture_error_mode: str) -> None:
-        self._asked.append(f"{self.name} begins in {pool}, {capture_error_mode}")
-
-    def capture_end(self) -> None:
-        self._asked.append(f"{self.name} ends")
-
-    def replay(self) -> None:
-        self._asked.append(f"{self.name} again")
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Calls of CUDA in order, all by stand-ins."""
-    asked: list[str] = []
-    numbers = iter(range(1, 9))
-    gpu = {
-        "device": lambda _: nullcontext(),
-        "stream": lambda _: nullcontext(),
-        "current_stream": lambda: Stream("the rest", asked),
-        "Stream": lambda: Stream("the record", asked),
-        "CUDAGraph": lambda: Graph(f"graph {next(numbers)}", asked),
-    }
-    for name, stand_in in gpu.items():
-        monkeypatch.setattr(graphed_decoder.torch.cuda, name, stand_in)
-    return asked
+    return CudaStandIn(monkeypatch).asked
 
 
 def test_a_run_is_captured_on_its_own_stream_and_replayed(asked: list[str]):
@@ -81,7 +29,7 @@ def test_a_run_is_captured_on_its_own_stream_and_replayed(asked: list[str]):
     again = graphs.record(run)
     assert asked == [
         "the record waits for the rest",
-        "graph 1 begins in None, thread_local",
+        "graph 1 begins in memory 1, thread_local",
         "run",
         "graph 1 ends",
     ]
@@ -111,9 +59,8 @@ def test_a_run_is_captured_on_its_own_stream_and_replayed(asked: list[str]):
     ids=["PyTorch", "graph", "library"],
 )
 def test_a_run_that_exhausts_memory_is_not_captured_but_others_are(
-    asked, monkeypatch, error: RuntimeError
+    asked: list[str], error: RuntimeError
 ):
-    monkeypatch.setattr(graphed_decoder.torch.cuda, "empty_cache", lambda: None)
     is_collecting: list[bool] = []
 
     def too_large() -> torch.Tensor:
@@ -125,7 +72,7 @@ def test_a_run_that_exhausts_memory_is_not_captured_but_others_are(
 
     graphs = CudaGraphs(DEVICE)
     assert graphs.record(too_large) is too_large
-    assert asked[-1] == "graph 1 ends"
+    assert asked[-2:] == ["graph 1 ends", "the cache is freed"]
     assert (is_collecting, gc.isenabled()) == ([False], True)
     assert graphs.record(run) is not run
 

@@ -1,29 +1,22 @@
 """CUDA graphs of an update's gradients, with stand-ins for the graphs."""
 
 import gc
-from contextlib import nullcontext
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from cuda_stand_in import CudaStandIn, Graph, needs_no_cuda
 from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.errors import TransduceWarning
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn.cross_entropy import Loss
-from transduce.training import gradients
 from transduce.training.gradients import GraphedGradients
 from transduce.training.loss import BatchLoss
 
-
-class Graph:
-    """Stand-in for a graph, which is recorded by one run."""
-
-    def pool(self) -> None:
-        return None
-
-    def replay(self) -> None: ...
+pytestmark = needs_no_cuda
 
 
 @pytest.fixture
@@ -33,14 +26,22 @@ def batch() -> PackedBatch:
 
 
 @pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CudaStandIn:
+    return CudaStandIn(monkeypatch)
+
+
+@pytest.fixture
+def batch_loss(tiny: ModelConfig, cpu: Hardware) -> BatchLoss:
+    return BatchLoss(Transformer(tiny), 0.1, cpu)
+
+
+@pytest.fixture
 def graphs(
-    tiny: ModelConfig, cpu: Hardware, monkeypatch: pytest.MonkeyPatch
+    batch_loss: BatchLoss, cuda: CudaStandIn, monkeypatch: pytest.MonkeyPatch
 ) -> GraphedGradients:
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
     monkeypatch.setattr(GraphedGradients, "_fits_in_memory", lambda _: True)
     monkeypatch.setattr(BatchLoss, "forward", forward)
-    return GraphedGradients(BatchLoss(Transformer(tiny), 0.1, cpu))
+    return GraphedGradients(batch_loss)
 
 
 def forward(batch_loss: BatchLoss, _: PackedBatch) -> Loss:
@@ -72,38 +73,125 @@ def test_garbage_is_not_collected_while_a_graph_is_recorded(
 
 
 @torch.enable_grad()
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
-        RuntimeError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `create`"),
-    ],
-    ids=["PyTorch", "graph", "library"],
-)
-def test_a_graph_that_lacks_memory_ends_the_recording_but_not_training(
+def test_graphs_share_their_memory_and_their_stream(
+    graphs: GraphedGradients, batch: PackedBatch, cuda: CudaStandIn
+):
+    twice(graphs, batch)
+    ids = torch.tensor([[5, 6, 7, 8]])
+    twice(graphs, Batch(source=ids, target_in=ids, target_out=ids).packed())
+    assert cuda.asked == [
+        "the cache is freed",
+        "the record waits for the rest",
+        "graph 1 begins in memory 1, thread_local",
+        "graph 1 ends",
+        "graph 1 again",
+        "the cache is freed",
+        "the record waits for the rest",
+        "graph 2 begins in the memory of graph 1, thread_local",
+        "graph 2 ends",
+        "graph 2 again",
+    ]
+
+
+MEMORY_ERRORS = {
+    "PyTorch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB."),
+    "graph": RuntimeError("CUDA error: out of memory"),
+    "library": RuntimeError(
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+    ),
+}
+
+
+def fail_in_recording(
+    cuda: CudaStandIn, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    """Let the computation fail on the stream of graphs."""
+
+    def fail(batch_loss: BatchLoss, batch: PackedBatch) -> Loss:
+        if cuda.current_stream.name == "the record":
+            raise error
+        return forward(batch_loss, batch)
+
+    monkeypatch.setattr(BatchLoss, "forward", fail)
+
+
+def fail_at_the_end(monkeypatch: pytest.MonkeyPatch, error: RuntimeError) -> None:
+    """Let the end of each recording fail."""
+
+    def end(_: Graph) -> None:
+        raise error
+
+    monkeypatch.setattr(Graph, "capture_end", end)
+
+
+@pytest.fixture
+def assert_training_goes_on(
     graphs: GraphedGradients,
     batch: PackedBatch,
+    batch_loss: BatchLoss,
+    cuda: CudaStandIn,
+) -> Callable[[], None]:
+    """Assert that batches are computed without a graph, on the stream as before."""
+
+    def check() -> None:
+        with pytest.warns(TransduceWarning, match="Memory suffices for 0 CUDA graphs"):
+            twice(graphs, batch)
+        assert cuda.current_stream.name == "the rest"
+        assert gc.isenabled()
+        twice(graphs, batch)
+        assert len(graphs) == 0
+        gradient = batch_loss.model.output_weight.grad
+        assert gradient is not None
+        assert gradient.unique().tolist() == [4.0]  # of all four batches
+
+    return check
+
+
+@torch.enable_grad()
+@pytest.mark.parametrize("error", MEMORY_ERRORS.values(), ids=MEMORY_ERRORS)
+def test_a_graph_that_lacks_memory_ends_the_recording_but_not_training(
+    assert_training_goes_on: Callable[[], None],
+    cuda: CudaStandIn,
     monkeypatch: pytest.MonkeyPatch,
     error: RuntimeError,
 ):
-    def refuse(*_: object) -> None:
-        raise error
+    fail_in_recording(cuda, monkeypatch, error)
+    assert_training_goes_on()
+    assert cuda.asked[-1] == "graph 1 ends"
 
-    monkeypatch.setattr(gradients, "_GradientGraph", refuse)
-    with pytest.warns(TransduceWarning, match="Memory suffices for 0 CUDA graphs"):
-        twice(graphs, batch)
-    twice(graphs, batch)
-    assert len(graphs) == 0
+
+@torch.enable_grad()
+def test_a_graph_that_cannot_be_completed_does_not_end_training(
+    assert_training_goes_on: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+):
+    """CUDA takes memory for a graph as such at the end of its recording."""
+    fail_at_the_end(monkeypatch, MEMORY_ERRORS["graph"])
+    assert_training_goes_on()
+
+
+@torch.enable_grad()
+def test_an_error_that_makes_a_recording_invalid_does_not_end_training(
+    assert_training_goes_on: Callable[[], None],
+    cuda: CudaStandIn,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Its end reports another error then."""
+    fail_in_recording(cuda, monkeypatch, MEMORY_ERRORS["library"])
+    consequence = "operation failed due to a previous error during capture"
+    fail_at_the_end(monkeypatch, RuntimeError(f"CUDA error: {consequence}"))
+    assert_training_goes_on()
+    assert "memory 1 is released" in cuda.asked
 
 
 @torch.enable_grad()
 def test_another_error_of_a_recording_is_raised(
-    graphs: GraphedGradients, batch: PackedBatch, monkeypatch: pytest.MonkeyPatch
+    graphs: GraphedGradients,
+    batch: PackedBatch,
+    cuda: CudaStandIn,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    def refuse(*_: object) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(gradients, "_GradientGraph", refuse)
+    error = RuntimeError("CUDA error: an illegal memory access was encountered")
+    fail_in_recording(cuda, monkeypatch, error)
     with pytest.raises(RuntimeError, match="illegal"):
         twice(graphs, batch)
+    assert cuda.current_stream.name == "the rest"
