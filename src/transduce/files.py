@@ -523,10 +523,9 @@ def mode_of_new(path: Path) -> int:
 
     A private file is private before anything is in it, and its owner can write it.
     """
-    try:
-        return stat.S_IMODE(path.stat().st_mode) | OWNER_ACCESS
-    except FileNotFoundError:
+    if not path.exists():
         return 0o666
+    return stat.S_IMODE(path.stat().st_mode) | OWNER_ACCESS
 
 
 def take_permissions(new: Path, path: Path, *, added: int = 0) -> None:
@@ -534,10 +533,11 @@ def take_permissions(new: Path, path: Path, *, added: int = 0) -> None:
 
     Only a file's owner may do so, but nothing is done if it has them already.
     """
-    with suppress(FileNotFoundError):
-        mode = stat.S_IMODE(path.stat().st_mode) | added
-        if stat.S_IMODE(new.stat().st_mode) != mode:
-            new.chmod(mode)
+    if not path.exists():
+        return
+    mode = stat.S_IMODE(path.stat().st_mode) | added
+    if stat.S_IMODE(new.stat().st_mode) != mode:
+        new.chmod(mode)
 
 
 def _unwritable(path: Path, new: Path, refusal: TransduceError) -> TransduceError:

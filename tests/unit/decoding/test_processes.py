@@ -549,7 +549,7 @@ def test_a_signal_during_a_fork_ends_the_program(
             os.kill(os.getpid(), unsent.pop())
 
     os.register_at_fork(before=send)  # it stays, but sends nothing more
-    with unwound_on_termination(), pytest.raises(SystemExit):
+    with pytest.raises(SystemExit), unwound_on_termination():
         Translator(trained_checkpoint, CPU, num_processes=3)
     gc.collect()
     assert not children() - others

@@ -127,7 +127,7 @@ def test_each_part_of_a_long_line_has_a_word_for_each_token() -> None:
         CORPUS, TokenizerConfig(kind="word", vocab_size=100), ["<law>", ">>en<<"]
     )
     line = ">>en<< Der Hund schläft. Der Hund schläft, Maria."
-    [parts] = encode_lines([(0, (line, ""))], tagged, tag="<law>", max_tokens=6)
+    [parts] = encode_lines([(0, (line, ""))], tagged, tag="<law>", max_tokens=7)
     assert [each.source_words for each in parts] == [
         ("<law>", ">>en<<", " Der", " Hund", " schläft", "."),
         ("<law>", ">>en<<", " Der", " Hund", " schläft", ",", " Maria", "."),
