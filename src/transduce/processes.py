@@ -31,7 +31,7 @@ REPEATED_SECONDS = 2.0
 IMPORT_SECONDS = 60.0
 """Most seconds for which a signal waits for the end of an import."""
 POSTPONED_SECONDS = 0.05
-"""Seconds after which a signal is sent again that came too early to take effect."""
+"""Seconds before a signal that came too early to take effect is sent again."""
 IMPORT_MACHINERY = "<frozen importlib"
 """Beginning of the file name of the code that imports modules."""
 WATCH_SECONDS = 0.5

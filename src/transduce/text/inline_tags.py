@@ -85,10 +85,10 @@ class Element:
     ends_after: bool = False
     """Whether it ends after the sentence; then the translation ends with it."""
     has_space_before: bool = False
-    """Whether space stands before it that the sentence may lack: of the space on both
-    sides of a picture, the sentence has one."""
+    """Whether the source has space before it. The sentence may lack that space: it has
+    one space for those on both sides of a picture."""
     has_space_after: bool = False
-    """Whether such space stands after it."""
+    """Whether the source has space after it, which the sentence may lack as well."""
 
 
 SentenceTags = tuple[Element, ...]

@@ -19,6 +19,16 @@ def same(html: str) -> str:
     return join_html(segments, sentences(segments))
 
 
+def require_joined(
+    html: str, language: str, translations: list[str], expected: str
+) -> None:
+    """Check that the segments are the whole source, and how translations are joined."""
+    segments = split_html(html, language)
+    assert "".join(each.text for each in segments) == html
+    assert join_html(segments, translations) == expected
+    assert join_html(segments, sentences(segments)) == html
+
+
 @pytest.mark.parametrize(
     ("html", "expected"),
     [
@@ -85,10 +95,7 @@ def test_translations_into_chinese_have_no_space_between_sentences(
 def test_sentences_without_a_letter_are_spaced_as_translations(
     html: str, expected: str
 ) -> None:
-    segments = split_html(html, "zh")
-    assert "".join(each.text for each in segments) == html
-    assert join_html(segments, ["A.", "B."]) == expected
-    assert join_html(segments, sentences(segments)) == html
+    require_joined(html, "zh", ["A.", "B."], expected)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +110,7 @@ def test_sentences_without_a_letter_are_spaced_as_translations(
 def test_sentences_without_a_letter_have_no_space_around_them_in_chinese(
     html: str, expected: str
 ) -> None:
-    segments = split_html(html, "en")
-    assert "".join(each.text for each in segments) == html
-    assert join_html(segments, ["他跑。", "他坐。"]) == expected
-    assert join_html(segments, sentences(segments)) == html
+    require_joined(html, "en", ["他跑。", "他坐。"], expected)
 
 
 def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLinks:
