@@ -357,7 +357,13 @@ class WorkerPool(Generic[Searcher]):
         """Held while workers search for a task, so that there is one at a time."""
         self._is_closing = False
         """Whether the workers are to be ended before the next task."""
-        self._fill(number if number > 1 else 0)
+        try:
+            self._fill(number if number > 1 else 0)
+        except OSError as error:
+            raise RequestError(
+                "A process that searches must be started, but the system allows none "
+                f"({error.strerror}); use a single process."
+            ) from None
 
     def search(
         self,
@@ -368,7 +374,9 @@ class WorkerPool(Generic[Searcher]):
 
         This process searches alone if there are few sentences or the workers are busy
         with another task. It also searches for what a killed worker leaves undone, with
-        a `TransduceWarning`. An exception of `on_step` or of a worker ends the search.
+        a `TransduceWarning`. If the system allows no process in place of a killed one,
+        a warning says so, and those that are left search. An exception of `on_step` or
+        of a worker ends the search.
         """
         shares = shares_of(task, self.number)
         if len(shares) == 1 or not self._task_lock.acquire(blocking=False):
@@ -405,8 +413,14 @@ class WorkerPool(Generic[Searcher]):
         busy: dict[Connection, _Worker] = {}
         try:
             self._end_workers_if_closing()
-            number = min(len(shares), self.number)
-            self._fill(number)
+            try:
+                self._fill(min(len(shares), self.number))
+            except OSError as error:  # memory or the limit of processes is exhausted
+                _warn(
+                    f"The system allows no further process that searches "
+                    f"({error.strerror}); the search goes on with fewer."
+                )
+            number = min(len(shares), len(self._idle))
             for share in shares[:number]:
                 worker = self._idle.pop()
                 busy[worker.connection] = worker
@@ -455,11 +469,10 @@ class WorkerPool(Generic[Searcher]):
     ) -> Iterator[list[SearchResult]]:
         """Search in this process for what a killed worker leaves undone."""
         killed.end()
-        warnings.warn(
-            "A process that searches was killed, as happens when memory runs out; its "
-            "sentences are searched for by the first process.",
-            TransduceWarning,
-            stacklevel=2,
+        # With its number, as in the system's log; equal warnings would be shown once.
+        _warn(
+            f"Process {killed.pid}, which searches, was killed, as happens when memory "
+            "runs out; its sentences are searched for by the first process."
         )
         yield from self._search_alone(task, sorted(killed.missing), on_step)
 
@@ -474,13 +487,20 @@ class WorkerPool(Generic[Searcher]):
             yield [(numbers[i], hypotheses) for i, hypotheses in found]
 
     def _fill(self, number: int) -> None:
-        """Start workers until `number` are idle; drop those that have ended."""
+        """Start workers until `number` are idle; drop those that have ended.
+
+        Raises `OSError` if the system allows no further process.
+        """
         for worker in [each for each in self._idle if not each.is_alive]:
             # Killed while it was idle, or started before this process was forked.
             self._idle.remove(worker)
             worker.end()
         while len(self._idle) < number:
             self._idle.append(_Worker(self._searcher))
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, TransduceWarning, stacklevel=3)
 
 
 def _ready(
@@ -496,21 +516,15 @@ class _Worker:
     """A fork of this process that searches for what it is sent."""
 
     def __init__(self, searcher: object) -> None:
-        """Fork; raise `RequestError` if the system allows no further process."""
+        """Fork; raise `OSError` if the system allows no further process or file."""
         self.connection, theirs = Pipe()
         self._parent = os.getpid()
         with signals_held():  # one that ends this process must also end the worker
-            try:
-                self._pid = os.fork()
-            except OSError as error:
-                raise RequestError(
-                    "A process that searches must be started, but the system allows "
-                    f"none ({error.strerror}); use a single process."
-                ) from None
-            if self._pid == 0:
+            self.pid = os.fork()
+            if self.pid == 0:
                 _run_worker(searcher, theirs, self._parent)
             self.end = weakref.finalize(
-                self, _end, self._parent, self._pid, self.connection
+                self, _end, self._parent, self.pid, self.connection
             )
             """Ends the worker, once; also called when this object is collected."""
         theirs.close()
@@ -523,7 +537,7 @@ class _Worker:
         if os.getpid() != self._parent:
             return False
         return (
-            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
         )
 
     @property

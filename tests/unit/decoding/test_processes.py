@@ -1,5 +1,6 @@
 """Sentences are all translated, whatever happens to the processes."""
 
+import errno
 import gc
 import os
 import signal
@@ -110,7 +111,8 @@ def test_sentences_of_a_killed_process_are_translated_in_the_first(
     first, *_ = before = children() - others
     os.kill(first, signal.SIGSTOP)  # so that it cannot finish first
     Timer(0.5, os.kill, (first, signal.SIGKILL)).start()
-    with pytest.warns(TransduceWarning, match="was killed, as happens when memory"):
+    message = f"Process {first}, which searches, was killed, as happens when memory"
+    with pytest.warns(TransduceWarning, match=message):
         found = [each.text for each in shared.translate_stream(SENTENCES)]
     assert found == expected
     assert [each.text for each in shared.translate(SENTENCES)] == expected
@@ -481,6 +483,31 @@ def test_a_system_that_forbids_new_processes_is_reported(
         RequestError, match="allows none .Resource temp.*single process"
     ):
         WorkerPool(alone, 2, "cpu")
+
+
+@pytest.mark.parametrize("num_left", [0, 2])
+@pytest.mark.parametrize("function", ["fork", "Pipe"])
+def test_a_search_goes_on_if_no_process_replaces_a_killed_one(
+    others: set[int], function: str, num_left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused() -> int:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    pool = WorkerPool(object(), 3, "cpu")
+    workers = sorted(children() - others)
+    for pid in workers[num_left:]:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(children() - others) == num_left)
+    with monkeypatch.context() as patch:
+        patch.setattr(os if function == "fork" else processes, function, refused)
+        message = "allows no further process.*Cannot allocate memory.*with fewer"
+        with pytest.warns(TransduceWarning, match=message):
+            found = list(chain.from_iterable(pool.search(SHORT)))
+    assert sorted(number for number, _ in found) == list(range(3_000))
+    searched = {hypotheses[0].ids[0] for _, hypotheses in found}
+    assert searched == ({os.getpid()} if num_left == 0 else set(workers[:num_left]))
+    list(pool.search(SHORT))
+    assert len(children() - others) == 3
 
 
 @pytest.mark.parametrize(
