@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,9 @@ REMEDIES = {
     errno.EPERM: "allow this user to read it",
 }
 """Remedies for errors that say nothing about the content of a file."""
+
+NO_FOLDER_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP}
+"""Errors of disks that cannot force a folder to the disk, such as those of AFS."""
 
 SYSTEM_ERROR = re.compile(r"\bos error (\d{1,4})\b")
 
@@ -451,7 +455,7 @@ def path_lock(
         yield ()
         return
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = _opened_to_lock(path)
     except FileNotFoundError:
         raise (gone or refusal) from None
     try:
@@ -461,6 +465,19 @@ def path_lock(
         yield (descriptor,) if is_locked else ()
     finally:
         os.close(descriptor)
+
+
+def _opened_to_lock(path: Path) -> int:
+    """Open a folder or a file for its lock.
+
+    NFS locks only a file that is open for writing.
+    """
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a folder, or without the right to write
+        return os.open(path, os.O_RDONLY)
 
 
 def lock_file(descriptor: int, refusal: TransduceError) -> bool:
@@ -724,7 +741,22 @@ def _clear(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
+    """Remove a folder, or at least free its name.
+
+    NFS keeps a removed file that a process has open, under a name such as .nfs0001, and
+    with it the folder. Such a rest is renamed, for `clear_leftovers` to remove.
+    """
     shutil.rmtree(folder, ignore_errors=True)
+    if not folder.is_dir():
+        return
+    name, _, _ = folder.name.removeprefix(".").partition(".transduce-")
+    names = (f".{name}.transduce-gone-{number}" for number in count(1))
+    for rest in map(folder.with_name, names):
+        shutil.rmtree(rest, ignore_errors=True)
+        if rest == folder or not rest.exists():
+            with suppress(OSError):  # where the rest cannot be renamed either
+                folder.rename(rest)
+            return
 
 
 @contextmanager
@@ -763,7 +795,9 @@ def _apply_umask(folder: Path) -> None:
         is_folder = stat.S_ISDIR(status.st_mode)
         is_shared = status.st_nlink > 1  # with another run, by a hard link
         if is_folder or (stat.S_ISREG(status.st_mode) and not is_shared):
-            path.chmod(folder_mode if is_folder else file_mode)
+            mode = folder_mode if is_folder else file_mode
+            if stat.S_IMODE(status.st_mode) != mode:  # not every disk knows `chmod`
+                path.chmod(mode)
 
 
 def sync(folder: Path) -> None:
@@ -783,5 +817,8 @@ def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in NO_FOLDER_SYNC:
+            raise
     finally:
         os.close(descriptor)

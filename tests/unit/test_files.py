@@ -851,3 +851,93 @@ def test_an_impossible_path_is_named_by_its_argument(key, call) -> None:
 def test_a_value_that_is_no_path_is_refused(value) -> None:
     with pytest.raises(ConfigError, match="`path` must be a path, but is "):
         path_of("path", value)
+
+
+@pytest.fixture
+def nfs(monkeypatch):
+    """Keep files named `.nfs*`, which other processes have open, as NFS does.
+
+    NFS does not exchange folders either.
+    """
+    remove = shutil.rmtree
+
+    def rmtree(folder: Path, ignore_errors: bool = False) -> None:
+        if not list(Path(folder).glob(".nfs*")):
+            remove(folder, ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    monkeypatch.setattr("transduce.files._exchange", lambda *_: False)
+
+
+def test_a_folder_with_open_files_on_nfs_is_replaced_again_and_again(folder, nfs):
+    for number in range(4):
+        (folder / f".nfs{number}").touch()  # as a server has mapped its weights
+        with atomic_directory(folder) as new:
+            (new / CONFIG).write_text(f"{number}", encoding="utf-8")
+        assert contents(folder) == {CONFIG: b"%d" % number}
+
+
+def test_a_folder_with_open_files_on_nfs_is_removed_again_and_again(folder, nfs):
+    for _ in range(3):
+        (folder / ".nfs1").touch()
+        remove_folder(folder)
+        assert not folder.exists()
+        folder.mkdir()
+
+
+def test_the_rests_of_folders_on_nfs_are_cleared_once_their_files_are_closed(
+    folder, nfs
+):
+    for _ in range(2):
+        (folder / ".nfs1").touch()
+        remove_folder(folder)
+        folder.mkdir()
+    clear_leftovers(folder.parent)  # still open
+    for rest in folder.parent.glob(".model.*/.nfs1"):
+        rest.unlink()
+    clear_leftovers(folder.parent)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such locks")
+def test_a_file_is_locked_on_nfs_where_it_must_be_open_for_writing(
+    tmp_path, monkeypatch
+):
+    fcntl = pytest.importorskip("fcntl")
+    flock = fcntl.flock
+
+    def of_nfs(descriptor: int, operation: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr("fcntl.flock", of_nfs)
+    with (
+        atomic_file(tmp_path / "file"),
+        pytest.raises(ConfigError, match="another process is writing this file"),
+        atomic_file(tmp_path / "file"),
+    ):
+        pass
+
+
+def test_a_disk_that_cannot_force_folders_to_the_disk_is_written_to(
+    tmp_path, monkeypatch
+):
+    fsync = os.fsync
+
+    def of_afs(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_afs)
+    with atomic_directory(tmp_path / "model") as new:
+        (new / CONFIG).touch()
+    assert set(contents(tmp_path / "model")) == {CONFIG}
+
+
+def test_a_disk_without_permissions_is_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(Path, "chmod", forbidden)
+    with atomic_directory(tmp_path / "model") as new:
+        (new / CONFIG).touch()
+    assert set(contents(tmp_path / "model")) == {CONFIG}
