@@ -2,7 +2,7 @@
 
 A signal becomes a request to stop, or an error. The signals are SIGINT (Ctrl-C),
 SIGTERM, and SIGHUP, which a closing terminal sends. A process that ignores SIGHUP, as
-under nohup, continues to ignore it.
+under nohup, continues to ignore it. In commands, SIGUSR1 and SIGUSR2 are like SIGTERM.
 """
 
 import math
@@ -38,16 +38,55 @@ WATCH_SECONDS = 0.5
 """Seconds between two checks that the parent still runs."""
 
 
+SCHEDULER_SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+)
+"""Signals by which schedulers announce the end of a job; Windows has none of them."""
+
+
 # The handlers of this module call the earlier ones once their block has been left: a
 # signal that another thread receives may run a handler while it is being replaced.
 
 
 def terminations() -> list[signal.Signals]:
-    """Return SIGTERM, and SIGHUP unless it is ignored or unknown to the system."""
+    """Return SIGTERM, SIGHUP unless it is ignored or unknown to the system, and within
+    `ended_by_schedulers` also the signals of schedulers."""
+    found = [signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)  # missing on Windows
-    if hangup is None or signal.getsignal(hangup) == signal.SIG_IGN:
-        return [signal.SIGTERM]
-    return [signal.SIGTERM, hangup]
+    if hangup is not None and signal.getsignal(hangup) != signal.SIG_IGN:
+        found.append(hangup)
+    handlers = {number: signal.getsignal(number) for number in SCHEDULER_SIGNALS}
+    return found + [number for number, each in handlers.items() if _is_own(each)]
+
+
+def _is_own(handler: object) -> bool:
+    """Return whether a handler is of this package."""
+    name = getattr(handler, "__module__", None)
+    return isinstance(name, str) and name.startswith("transduce.")
+
+
+@contextmanager
+def ended_by_schedulers() -> Iterator[None]:
+    """Handle SIGUSR1 and SIGUSR2 like SIGTERM, unless they have another handler.
+
+    They would end the process in any case. This is for commands: a program that imports
+    the package may use these signals itself, even without a handler that Python knows.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    unused = [n for n in SCHEDULER_SIGNALS if signal.getsignal(n) == signal.SIG_DFL]
+    _set(dict.fromkeys(unused, _end_as_usual))
+    try:
+        yield
+    finally:
+        _set(dict.fromkeys(unused, signal.SIG_DFL))
+
+
+def _end_as_usual(number: int, _frame: FrameType | None) -> None:
+    """End the process by a signal, as without a handler."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
 
 
 def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
@@ -484,7 +523,7 @@ def described_exit(code: int) -> str:
 def serve(niceness: int) -> None:
     """Apply a function to the arguments that come from standard input."""
     # A cluster sends signals to all processes; only the first one handles them.
-    for number in (signal.SIGINT, *terminations()):
+    for number in (signal.SIGINT, *terminations(), *SCHEDULER_SIGNALS):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(os, "nice"):
         os.nice(niceness)

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from importlib import import_module
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 from transduce.errors import ConfigError
 from transduce.processes import (
     call_interruptibly,
+    ended_by_schedulers,
     signals_after_imports,
     signals_held,
     stop_on_signal,
@@ -325,6 +326,34 @@ def test_ctrl_c_after_the_end_of_the_command_ends_the_program_without_a_trace(
     assert ended.returncode == -signal.SIGINT
     assert ended.stdout
     assert ended.stderr == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_of_a_scheduler_stops_a_command(number):
+    with ended_by_schedulers(), unwound_on_termination():
+        with stop_on_signal() as should_stop:
+            signal.raise_signal(number)
+            assert should_stop()
+        with pytest.raises(SystemExit) as ended, unwound_on_termination():
+            signal.raise_signal(number)
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("is_command", [False, True])
+def test_a_program_may_use_the_signals_of_schedulers_itself(is_command):
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    try:
+        with (
+            ended_by_schedulers() if is_command else nullcontext(),
+            stop_on_signal() as should_stop,
+        ):
+            signal.raise_signal(signal.SIGUSR1)
+            assert not should_stop()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen == [signal.SIGUSR1]
 
 
 @pytest.mark.parametrize("number", SIGNALS)

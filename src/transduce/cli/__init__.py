@@ -60,7 +60,11 @@ from transduce.errors import (
 )
 from transduce.files import MORE_FILES, are_too_many_open, is_disk_full, is_utf8
 from transduce.machine import respect_cpu_quota
-from transduce.processes import signals_after_imports, unwound_on_termination
+from transduce.processes import (
+    ended_by_schedulers,
+    signals_after_imports,
+    unwound_on_termination,
+)
 
 USER_ERROR = 2
 """Exit code of errors that the user can correct."""
@@ -325,6 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors of the user end with one sentence and exit code 2."""
     with (
         exiting_at_once_if_distributed(),
+        ended_by_schedulers(),
         unwound_on_termination(),
         signals_after_imports(),
         warnings_as_sentences(),
