@@ -12,10 +12,11 @@ TransduceError
       OverdueError         the request waited for too long (HTTP 503)
     TooLongError         not in one request (HTTP 413)
     TimeLimitError       not within the time limit of a request (HTTP 504)
-    LackOfMemoryError    not with the free memory; less at once may fit
+    LackOfMemoryError    not with the free memory; less at once may fit (HTTP 503)
 
 A command ends with exit code 2 after any of them (`transduce.cli`). The server answers
-with the HTTP status given above, or else 400 (`refusal_of` in
+with the HTTP status given above, with 500 for a `CheckpointError` or an `AccessError`,
+as the files are the server's, or else with 400 (`refusal_of` in
 `transduce.serving.admission`).
 
 Each message is one sentence: what is wrong, where, and what to do. It reads right from

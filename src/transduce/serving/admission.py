@@ -29,8 +29,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transduce.errors import (
+    AccessError,
     BusyError,
+    CheckpointError,
     ConfigError,
+    LackOfMemoryError,
     OverdueError,
     TimeLimitError,
     TooLongError,
@@ -775,9 +778,17 @@ def _text(value: bytes | None, content_type: str) -> str:
 
 
 def refusal_of(error: TransduceError) -> RefusedError:
-    """Return the HTTP refusal for an error."""
+    """Return the HTTP refusal for an error.
+
+    An error of the server's own files is logged, as it names them; clients read only
+    that the server failed.
+    """
     match error:
-        case OverdueError():
+        case CheckpointError() | AccessError():
+            log_failure(error)
+            failed = HTTPStatus.INTERNAL_SERVER_ERROR
+            return RefusedError(failed, failure_sentence(error))
+        case OverdueError() | LackOfMemoryError():
             return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), RETRY_S)
         case TimeLimitError():
             return RefusedError(HTTPStatus.GATEWAY_TIMEOUT, str(error))

@@ -75,6 +75,9 @@ class OpenConnections:
     """Connections beyond the limit that are kept only to receive a refusal."""
     is_stopping: bool = False
     """Whether the server shuts down, so that new connections are refused."""
+    on_refusal: Callable[[int], object] = lambda _: None
+    """Callback that receives the status of each refusal of a request that the
+    application has not received."""
     waiting: "dict[Connection, None]" = field(default_factory=dict)
     """Connections that wait for a request, the longest waiting first."""
 
@@ -334,7 +337,9 @@ class Connection(H11Protocol):
         has_begun = self._is_answering and self.cycle.response_started
         self._is_refused = True
         self._stop_waiting()
-        if self._is_answering:
+        if not self._is_answering:
+            self._shared.on_refusal(status)
+        else:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if has_begun or self.transport.is_closing():

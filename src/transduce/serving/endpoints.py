@@ -30,6 +30,7 @@ from transduce.serving.admission import (
     failure_sentence,
     is_an_end,
     log_failure,
+    refusal_of,
     while_connected,
 )
 from transduce.serving.request_queue import (
@@ -70,6 +71,8 @@ if TYPE_CHECKING:
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128)
+OTHER = "other"
+"""Path by which all requests are counted that no documented path answers."""
 
 
 class Monitor:
@@ -97,6 +100,14 @@ class Monitor:
             queue = model.queue
             queue.on_batch = batches.labels(model.name).observe
             waiting.labels(model.name).set_function(partial(_num_waiting, queue))
+
+    def count(self, path: str, status: str) -> None:
+        """Count an answer by its path and status."""
+        self.requests.labels(path, status).inc()
+
+    def count_refusal(self, status: int) -> None:
+        """Count a request that is refused before its path is known."""
+        self.count(OTHER, str(int(status)))
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus' text format."""
@@ -127,8 +138,8 @@ class CountRequests:
         try:
             await self._app(scope, receive, count)
         finally:
-            path = getattr(scope.get("route"), "path", "other")
-            self._monitor.requests.labels(path, status).inc()
+            path = getattr(scope.get("route"), "path", OTHER)
+            self._monitor.count(path, status)
             seconds = time.perf_counter() - begun
             self._monitor.seconds.labels(path).observe(seconds)
 
@@ -455,7 +466,8 @@ def _streamed(found: AsyncIterator[BaseModel]) -> JsonLines:
             async for each in found:
                 yield each.model_dump_json() + "\n"
         except TransduceError as error:
-            yield messages.Refusal(error=str(error)).model_dump_json() + "\n"
+            refusal = messages.Refusal(error=str(refusal_of(error)))
+            yield refusal.model_dump_json() + "\n"
         except BaseException as error:
             if is_an_end(error):
                 raise

@@ -88,7 +88,7 @@ REFUSALS = {
     415: "The body is neither JSON nor a form.",
     429: "The queue is full, or the client sends too many requests; try again later.",
     500: "The server failed.",
-    503: "The request waited too long; try again later.",
+    503: "The request waited too long, or memory is short; try again later.",
     504: "The request exceeded its time limit.",
 }
 LINES: dict[str, type[BaseModel]] = {
@@ -133,7 +133,7 @@ def create_app(
         lifespan=finishing,
         redirect_slashes=False,
     )
-    monitor = Monitor(models)
+    app.state.monitor = monitor = Monitor(models)
     config = config or AdmissionConfig()
     _add_paths(app, Endpoints(models, Admission(config), monitor), models)
     app.exception_handler(RefusedError)(_refuse)
@@ -239,6 +239,8 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> Server:
     config = config or ServerConfig()
     limits, backlog = within_open_files(config.connections)
     connections = OpenConnections(limits, backlog)
+    if (monitor := getattr(app.state, "monitor", None)) is not None:
+        connections.on_refusal = monitor.count_refusal
     protocol = partial(Connection, shared=connections)
     # Uvicorn logs mistakes of clients, who receive them as answers already.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)

@@ -15,7 +15,14 @@ from starlette.requests import Request
 from serving_client import Answer, RunningServer, running, served
 from transduce.analysis import sentence_attention
 from transduce.checkpoint import Checkpoint
-from transduce.errors import ConfigError
+from transduce.errors import (
+    AccessError,
+    CheckpointError,
+    ConfigError,
+    LackOfMemoryError,
+    TransduceError,
+    VersionError,
+)
 from transduce.serving import admission
 from transduce.serving.admission import (
     AccessConfig,
@@ -24,6 +31,7 @@ from transduce.serving.admission import (
     RefusedError,
     is_accepted,
     read_keys,
+    refusal_of,
     while_connected,
 )
 from transduce.serving.request_queue import QueueConfig
@@ -545,6 +553,23 @@ def test_work_ends_before_a_disconnection_is_reported() -> None:
         asyncio.run(answered())
     assert refused.value.status == 499
     assert given_up == [True]
+
+
+@pytest.mark.parametrize("kind", [CheckpointError, VersionError, AccessError])
+def test_errors_of_the_servers_files_are_for_its_log(
+    kind: type[TransduceError], caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = refusal_of(kind("/srv/models/mine: the weights were overwritten."))
+    assert refusal.status == 500
+    assert f"The server failed ({kind.__name__})" in str(refusal)
+    assert "/srv" not in str(refusal)
+    assert "/srv/models/mine" in caplog.text
+
+
+def test_a_lack_of_memory_passes() -> None:
+    refusal = refusal_of(LackOfMemoryError("The search needs 9 GB."))
+    assert (refusal.status, str(refusal)) == (503, "The search needs 9 GB.")
+    assert refusal.retry_after_s is not None
 
 
 def test_known_keys_are_accepted_and_others_are_not() -> None:

@@ -424,6 +424,24 @@ def test_a_connection_beyond_the_limit_is_refused_if_all_are_busy(
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
+def test_refusals_that_connections_make_are_counted(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    with running([model], taking=few(1)) as server:
+        with connected(server) as client, held(model):
+            client.sendall(post())
+            wait_until(lambda: model.queue.num_waiting > 0)
+            answered(server, HEALTH, ends=False)
+        wait_until(lambda: num_connections(server) == 0)
+        answered(server, b"no request\r\n\r\n", ends=False)
+        wait_until(lambda: num_connections(server) == 0)
+        counts = server.get("/metrics").body.decode().splitlines()
+    for status in (400, 503):
+        counter = 'transduce_requests_total{path="other",status="%d"}'
+        assert f"{counter % status} 1.0" in counts
+
+
 def test_connections_are_limited_by_open_files(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
