@@ -14,7 +14,9 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     && useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin transduce
 USER 10001
 EXPOSE 5000
-HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD \
-    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:5000/health')"]
+# Without the proxy that Docker's configuration may name for all containers.
+HEALTHCHECK --interval=30s --timeout=5s --start-period=30s CMD ["python", "-c", "\
+from urllib.request import ProxyHandler, build_opener as opener; \
+opener(ProxyHandler({})).open('http://127.0.0.1:5000/health')"]
 ENTRYPOINT ["transduce"]
 CMD ["serve", "/models/mine", "--host", "0.0.0.0", "--port", "5000"]

@@ -38,7 +38,15 @@ def translate(text: str) -> Iterator[str]:
                     raise RuntimeError(part["error"])
                 yield part["translation"]
     except HTTPError as refusal:
-        raise RuntimeError(json.load(refusal)["error"]) from None
+        raise RuntimeError(reason(refusal)) from None
+
+
+def reason(refusal: HTTPError) -> str:
+    """The server's sentence, or the status if a proxy before it refuses the text."""
+    try:
+        return json.load(refusal)["error"]
+    except (ValueError, TypeError, KeyError):
+        return f"{refusal.code} {refusal.reason}"
 
 
 def main() -> None:

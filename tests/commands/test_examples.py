@@ -1,13 +1,18 @@
 """The examples run as described in their first lines, with small models."""
 
+import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from email.message import Message
+from io import BytesIO
 from itertools import product
 from pathlib import Path
+from urllib.error import HTTPError
 
 import pytest
 
@@ -82,6 +87,28 @@ def test_the_example_of_a_client_keeps_the_lines_of_a_file(
     text.write_text("one two\n\nthree\n")
     variables = {"TRANSDUCE_URL": http.address, "TRANSDUCE_KEY": "key-1"}
     assert example("client.py", text, **variables) == ["eins zwei", "", "drei"]
+
+
+def test_the_example_of_a_client_reads_refusals_of_a_server_and_of_a_proxy() -> None:
+    reason = runpy.run_path(str(EXAMPLES / "client.py"))["reason"]
+    for body, expected in [
+        (b'{"error": "The text is too long."}', "The text is too long."),
+        (b"<html>Bad Gateway</html>", "502 Bad Gateway"),
+        (b"[]", "502 Bad Gateway"),
+        (b"\xff", "502 Bad Gateway"),
+    ]:
+        with HTTPError("http://h", 502, "Bad Gateway", Message(), BytesIO(body)) as e:
+            assert reason(e) == expected
+
+
+def test_the_health_check_of_the_image_needs_no_proxy(http: RunningServer) -> None:
+    text = (EXAMPLES.parent / "Dockerfile").read_text(encoding="utf-8")
+    lines = text.partition("HEALTHCHECK ")[2].replace("\\\n", "").splitlines()
+    _, *command = json.loads(lines[0].partition(" CMD ")[2])
+    assert ":5000/health" in command[-1]
+    command[-1] = command[-1].replace("http://127.0.0.1:5000", http.address)
+    proxies = {"HTTP_PROXY": "http://127.0.0.1:1", "http_proxy": "http://127.0.0.1:1"}
+    subprocess.run([sys.executable, *command], check=True, env=proxies)
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd")
