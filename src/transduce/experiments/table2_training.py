@@ -98,13 +98,13 @@ MAX_WIDENED = 16
 STEP_SETTINGS = (
     "warmup_steps",
     "hold_steps",
-    "decay_from",
     "decay_steps",
-    "sgd_from_step",
     "reward_steps",
     "checkpoint_steps",
 )
 """Settings of training that are a number of updates."""
+FIRST_STEPS = ("decay_from", "sgd_from_step")
+"""Settings of training that are the first update of a phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,12 +221,20 @@ def _at_scale(config: RunConfig, scale: float) -> RunConfig:
 
 
 def with_steps(config: RunConfig, factor: Fraction) -> RunConfig:
-    """Multiply the number of updates, and all settings that are one, by a factor."""
+    """Multiply the number of updates, and all settings that are one, by a factor.
+
+    A phase begins after that many times as many updates.
+    """
     training = config.training
     changed: dict[str, Any] = {
         name: max(round(value * factor), 1)
         for name in ("steps", *STEP_SETTINGS)
         if isinstance(value := getattr(training, name, None), int) and value > 0
+    }
+    changed |= {
+        name: round((value - 1) * factor) + 1
+        for name in FIRST_STEPS
+        if (value := getattr(training, name)) is not None
     }
     return replace(config, training=replace(training, **changed))
 

@@ -278,10 +278,17 @@ def rate(name: str, step: int) -> float:
 def test_updates_by_reward_have_a_small_rate() -> None:
     first = preset("gnmt-rl-multi30k").training.likelihood_steps + 1
     assert rate("gnmt-rl-multi30k", first) == pytest.approx(1.8e-4, rel=0.05)
-    # Five halvings by likelihood, none by reward.
+    # Four halvings by likelihood, 200,000 updates from one to the next; none by reward.
     first = preset("gnmt-rl-en-de").training.likelihood_steps + 1
     rates = [rate("gnmt-rl-en-de", step) for step in (first - 1, first, 2_400_000)]
-    assert rates == [13.5 / 2**5] * 3
+    assert rates == [13.5 / 2**4] * 3
+
+
+def test_gnmt_halves_its_rate_after_so_many_updates_as_its_source() -> None:
+    for halvings in range(1, 5):
+        before = 1_000_000 + 200_000 * halvings
+        rates = [rate("gnmt-en-de", step) for step in (before, before + 1)]
+        assert rates == [13.5 / 2 ** (halvings - 1), 13.5 / 2**halvings]
 
 
 def test_a_preset_is_found_by_its_name() -> None:

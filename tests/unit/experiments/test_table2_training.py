@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from dataclasses import asdict, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from transduce.experiments.table2_training import (
     system_config,
     system_runs,
     training_flops,
+    with_steps,
 )
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import corpus_bleu
@@ -45,6 +47,7 @@ from transduce.report.report import Report, Table, as_markdown, plain
 from transduce.text.corpus import SentencePair
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
+from transduce.training.optimizer import scheduled_rate
 
 REFERENCES = [
     "a dog runs over the green grass",
@@ -121,6 +124,15 @@ def test_steps_are_those_of_the_transformer_and_others_keep_their_proportion() -
         warmup = round(usual.warmup_steps / 10)
         assert config.training.warmup_steps == pytest.approx(warmup, abs=1)
         assert config.training.learning_rate == usual.learning_rate
+
+
+def test_phases_of_a_shorter_training_begin_after_as_large_a_part_of_it() -> None:
+    config = with_steps(preset("gnmt-en-de"), Fraction(1, 100))
+    training = config.training
+    assert (training.steps, training.sgd_from_step) == (20_000, 601)
+    assert (training.decay_from, training.decay_steps) == (12_001, 2_000)
+    last = scheduled_rate(20_000, config.model.d_model, training)
+    assert last == 13.5 / 2**4
 
 
 def test_a_scale_changes_widths_and_vocabularies() -> None:
