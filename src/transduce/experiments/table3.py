@@ -64,9 +64,11 @@ from transduce.training.config import TrainingConfig
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
 BY_FACTOR = (*WIDTHS, "num_heads", "num_layers", "steps")
 """Settings that a row changes by a factor."""
+WITH_SIZES = {"num_layers": "decoder_layers"}
+"""Settings that change by a size's factor too, if the base sets them."""
 PARTS = 8
-"""The scale is a multiple of 1/8, so that `d_k` is even in every row, as sinusoids
-need."""
+"""The scale is a multiple of 1/8, so that all sizes of all rows are whole numbers, and
+the heads of A-h32 have a width of 2 at least."""
 WARMUP_SHARE = 5
 """Smallest ratio of all steps to those of warm-up in runs shorter than the paper's."""
 
@@ -133,7 +135,7 @@ def row_config(base: RunConfig, row: str) -> RunConfig:
     """
     paper, usual = TABLE_3[row], BASE.training
     training = replace(paper.training, keep_checkpoints=usual.keep_checkpoints)
-    if base.training.checkpoint_steps is None:  # the user has set minutes instead
+    if base.training.checkpoint_steps != usual.checkpoint_steps:  # the user's choice
         training = replace(training, checkpoint_steps=usual.checkpoint_steps)
     config = replace(
         base,
@@ -167,6 +169,9 @@ def _changed(base: Config, paper_base: Config, paper_row: Config, row: str) -> C
             is_size = name in BY_FACTOR
             ours = getattr(base, name)
             new[name] = _sized(row, name, ours, before, after) if is_size else after
+            other = WITH_SIZES.get(name)
+            if other is not None and (own := getattr(base, other)) is not None:
+                new[other] = _sized(row, other, own, before, after)
     return replace(base, **new)
 
 

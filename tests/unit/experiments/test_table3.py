@@ -419,6 +419,13 @@ def test_big_has_checkpoints_by_the_minute_if_the_base_has() -> None:
     assert (training.checkpoint_steps, training.checkpoint_minutes) == (None, 5.0)
 
 
+@pytest.mark.parametrize("row", ["C-N2", "big"])
+def test_rows_have_the_checkpoints_of_a_base_that_sets_them(row: str) -> None:
+    base = scaled_base()
+    base = replace(base, training=replace(base.training, checkpoint_steps=100))
+    assert row_config(base, row).training.checkpoint_steps == 100
+
+
 def test_big_trains_three_times_as_long() -> None:
     assert row_config(scaled_base(0.25, 2_000), "big").training.steps == 6_000
 
@@ -443,6 +450,17 @@ def test_a_base_that_gives_fractional_sizes_is_refused() -> None:
     base = replace(base, model=replace(base.model, num_layers=4))
     pattern = r"`num_layers` of row C-N2 must be .* but is 1/3 of the base's 4; leave"
     with pytest.raises(ConfigError, match=pattern):
+        row_config(base, "C-N2")
+
+
+def test_a_row_of_fewer_layers_has_fewer_in_a_decoder_with_its_own_number() -> None:
+    base = scaled_base()
+    base = replace(base, model=replace(base.model, decoder_layers=3))
+    model = row_config(base, "C-N2").model
+    assert (model.num_layers, model.decoder_layers) == (2, 1)
+    assert row_config(base, "A-h1").model.decoder_layers == 3
+    base = replace(base, model=replace(base.model, decoder_layers=2))
+    with pytest.raises(ConfigError, match="`decoder_layers` of row C-N2 .* is 1/3 of"):
         row_config(base, "C-N2")
 
 
