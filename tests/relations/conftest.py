@@ -12,7 +12,7 @@ IN_ONE_CALL = {"d_model": 32, "d_ff": 32, "d_k": 16, "d_v": 16}
 """Model widths that the kernel of whole stacks supports."""
 VARIANTS = {
     "the paper's": {},
-    "widths of heads apart": {"num_heads": 3, "d_k": 6, "d_v": 7},
+    "widths of heads apart": {"num_heads": 3, "d_k": 5, "d_v": 7},
     "pre-norm": {"norm": "pre"},
     "learned positions": {"positions": "learned"},
     "fewer positions than tokens": {"positions": "learned", "max_positions": 3},

@@ -31,7 +31,7 @@ VARIANTS = [
     {"norm": "pre"},
     {"neighbourhood": 1},
     {"scores": "unscaled"},
-    {"d_k": 4, "d_v": 6},
+    {"d_k": 5, "d_v": 6},
     {"d_k": 20, "d_v": 70},
     {"d_k": 32, "d_v": 56},
     {"d_model": 64, "d_ff": 128},
@@ -40,7 +40,7 @@ VARIANTS = [
     {"target_vocab_size": 40, "output_bias": True},
     {"scores": "additive"},
     {"scores": "additive", "d_k": 20, "d_v": 12, "norm": "pre"},
-    {"scores": "additive", "neighbourhood": 2, "num_heads": 3, "d_k": 6},
+    {"scores": "additive", "neighbourhood": 2, "num_heads": 3, "d_k": 7},
     {"decoder_self_attention": "ssru"},
     {"decoder_self_attention": "ssru", "d_model": 38, "norm": "pre", "d_k": 4},
 ]

@@ -143,13 +143,12 @@ class ModelConfig:
                 "`model.norm_epsilon` must be above 0 and below 1, but is "
                 f"{self.norm_epsilon}."
             )
-        for name in ("d_model", "d_k"):
-            # A sine and a cosine form a pair, which should be in the same head.
-            if self.positions == "sinusoidal" and (width := getattr(self, name)) % 2:
-                raise ConfigError(
-                    f"`model.{name}` must be even for sinusoidal positions, but is "
-                    f"{width}."
-                )
+        # A sine and a cosine form a pair.
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            raise ConfigError(
+                "`model.d_model` must be even for sinusoidal positions, but is "
+                f"{self.d_model}."
+            )
 
     @property
     def num_decoder_layers(self) -> int:

@@ -107,9 +107,9 @@ def test_runs_differ_in_scores_width_and_seed_only(tmp_path):
 
 
 def test_an_impossible_width_is_refused(tmp_path):
-    sentence = "`model.d_k` must be even for sinusoidal positions"
+    sentence = "`model.d_model` must be even for sinusoidal positions, but is 3."
     with pytest.raises(ConfigError, match=sentence):
-        runs_in(tmp_path, widths=(3,))
+        runs_in(tmp_path, widths=(3,), heads=1)
 
 
 def experiment(folder: Path, steps: int = 90):

@@ -74,6 +74,10 @@ def test_sinusoids_need_an_even_width():
         ModelConfig(d_model=63)
 
 
+def test_heads_may_have_an_odd_width():
+    assert ModelConfig(d_k=3, d_v=5).d_k == 3
+
+
 def test_learned_positions_may_have_an_odd_width():
     assert ModelConfig(d_model=63, positions="learned").d_model == 63
 
