@@ -10,6 +10,7 @@ import pytest
 
 from transduce.analysis.cost import LayerSizes
 from transduce.checkpoint import Checkpoint, save_model
+from transduce.cli.table2 import MachineOptions
 from transduce.decoding.translator import Translator
 from transduce.experiments import table1
 from transduce.search_config import SearchConfig
@@ -179,6 +180,11 @@ def test_the_speed_of_unknown_hardware_is_given_by_an_option(
     succeeds("reproduce", "table2", "--out", tmp_path / "t", *options)
     figures = json.loads((tmp_path / "t" / "table2.json").read_text())
     assert figures["cluster"] == {"name": "Abacus", "tflops": 0.5, "num_devices": 1}
+
+
+def test_a_speed_without_a_name_is_that_of_this_machine() -> None:
+    options = MachineOptions(hardware="this", tflops=5.0, num_devices=2, device="cpu")
+    assert str(options.cluster()) == "2 x this machine of 5 TFLOPS"
 
 
 def test_a_run_without_its_log_is_refused(

@@ -28,6 +28,7 @@ from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
 from transduce.cli.help import option_name
 from transduce.cli.options import Assignments, changed_by_options, require_distinct
 from transduce.cli.table2 import (
+    THIS,
     MachineOptions,
     Size,
     TrainedOptions,
@@ -143,7 +144,7 @@ def table2(
         str | None, Parameter(name=("--target-language", "--language"))
     ] = None,
     tokenize: Tokenize = "auto",
-    hardware: str = "this",
+    hardware: str = THIS,
     tflops: float | None = None,
     devices: int = 1,
     device: str = "auto",

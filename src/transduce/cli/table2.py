@@ -70,6 +70,8 @@ from transduce.text.corpus import read_pairs, require_text
 
 Size = Literal["auto", "small", "published"]
 
+THIS = "this"
+"""Value of --hardware for the machine that runs the command."""
 MAX_DEVICES = 1_000_000
 MIN_SCALE, MAX_SCALE = 1 / 64, 64
 MAX_STEPS = 10**9
@@ -82,7 +84,7 @@ class MachineOptions:
     """Options of `table2` about the machine of the runs and of the forecast."""
 
     hardware: str
-    """Name of the machine; "this" stands for the present one."""
+    """Name of the machine; `THIS` stands for the present one."""
     tflops: float | None
     num_devices: int
     device: str
@@ -90,7 +92,7 @@ class MachineOptions:
     @property
     def is_measured(self) -> bool:
         """Whether the speed of this machine is measured."""
-        return self.hardware == "this" and self.tflops is None
+        return self.hardware == THIS and self.tflops is None
 
     def cluster(self) -> Cluster:
         """Return the devices that the options describe, measured if they are here."""
@@ -99,7 +101,8 @@ class MachineOptions:
             here = choose_hardware(self.device)
             name, tflops = str(here), matrix_rate(here) / 1e12
         else:
-            name, tflops = self.hardware, self._sustained_tflops()
+            name = "this machine" if self.hardware == THIS else self.hardware
+            tflops = self._sustained_tflops()
         return Cluster(name=name, tflops=tflops, num_devices=self.num_devices)
 
     def _sustained_tflops(self) -> float:
@@ -109,8 +112,8 @@ class MachineOptions:
             tflops = SUSTAINED_TFLOPS.get(self.hardware)
         if tflops is None:
             raise ConfigError(
-                f"--hardware must be this, {', '.join(SUSTAINED_TFLOPS)}, or come with "
-                f"--tflops, but is {self.hardware}."
+                f"--hardware must be {', '.join((THIS, *SUSTAINED_TFLOPS))}, or come "
+                f"with --tflops, but is {self.hardware}."
             )
         if not 0 < tflops <= MAX_TFLOPS:
             raise ConfigError(
