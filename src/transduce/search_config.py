@@ -63,6 +63,8 @@ class SearchConfig:
     diversity: float = 0.0
     """Penalty in nats per rank among the continuations of one hypothesis (Li et al.,
     2016)."""
+    # Unlike the paper: a translation can have a minimum length, and a maximum length
+    # whatever its source. Off by default: `search.min_length`, `search.max_length`.
     min_length: int = 0
     """Minimum length of a translation in tokens, without the end token."""
     extra_length: int = 50

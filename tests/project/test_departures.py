@@ -19,6 +19,7 @@ MODULES = sorted((ROOT / "src" / "transduce").rglob("*.py"))
 OFF: dict[str, Any] = {
     "model.activation": "relu",
     "model.attention_dropout": 0.0,
+    "model.decoder_layers": None,
     "model.decoder_self_attention": "attention",
     "model.neighbourhood": None,
     "model.norm": "post",
@@ -26,10 +27,14 @@ OFF: dict[str, Any] = {
     "model.position_base": 10_000.0,
     "model.positions": "sinusoidal",
     "model.relu_dropout": 0.0,
+    "model.scores": "scaled",
+    "model.target_vocab_size": None,
     "model.tied_output": True,
     "search.bad_words": (),
     "search.coverage_penalty": 0.0,
     "search.diversity": 0.0,
+    "search.max_length": None,
+    "search.min_length": 0,
     "search.no_repeat_ngram": 0,
     "search.patience": None,
     "search.penalty": "gnmt",
@@ -39,6 +44,7 @@ OFF: dict[str, Any] = {
     "training.consistency": 0.0,
     "training.clip_norm": None,
     "training.cooldown_share": 0.0,
+    "training.learning_rate_scale": 1.0,
     "training.optimizer": "adam",
     "training.patience": None,
     "training.reward": "none",
@@ -54,8 +60,10 @@ TURNED_ON = {
     ("base-en-fr", "tokenizer.kind"),  # section 5.1
     ("big-en-fr", "tokenizer.kind"),
     ("parsing-wsj", "model.attention_dropout"),  # section 6.3
+    ("parsing-wsj", "training.learning_rate_scale"),
+    ("parsing-semi", "training.learning_rate_scale"),
 }
-"""Settings of the paper's presets that have another value, as in the paper."""
+"""Settings of the paper's presets that have another value, by the paper or its code."""
 
 
 def _generator() -> ModuleType:

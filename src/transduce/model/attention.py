@@ -190,6 +190,8 @@ class MultiHeadAttention(nn.Module):
         key: Float[Tensor, "batch heads keys d_k"],
     ) -> Float[Tensor, "batch heads queries keys"]:
         """Score each query against each key (section 3.2.1)."""
+        # Unlike the paper: scores can be additive or unscaled too. The paper discusses
+        # both, but has no model with them. Off by default: `model.scores`.
         if self.scores == "additive":
             # Bahdanau et al. (2015), whose two matrices are the projections.
             weight = self.additive_weight.to(query.dtype)

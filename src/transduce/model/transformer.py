@@ -51,6 +51,9 @@ class Transformer(nn.Module):
         self.embedding = SharedEmbedding(
             config.vocab_size, d_model, bias=has_tied_bias and target_size is None
         )
+        # Unlike the paper: a target of another vocabulary, such as the symbols of
+        # trees, has an embedding of its own, which is also the output's matrix. Off by
+        # default: `model.target_vocab_size`, which parsers have.
         self.target_embedding = (
             None
             if target_size is None
@@ -76,6 +79,8 @@ class Transformer(nn.Module):
         self.encoder_layers = EncoderStack(
             EncoderLayer(config) for _ in range(config.num_layers)
         )
+        # Unlike the paper: the decoder can have fewer layers than the encoder, or more.
+        # Off by default: `model.decoder_layers`.
         self.decoder_layers = DecoderStack(
             RecurrentDecoderLayer(config)
             if config.decoder_self_attention == "ssru"

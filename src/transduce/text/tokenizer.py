@@ -521,6 +521,8 @@ def learn_tokenizer(
             f"and of the {len(tags)} tags, but is {config.vocab_size}."
         )
     text = _learning_text(lines, max_characters)
+    # Unlike the paper: vocabularies of words and of characters, for the systems of
+    # Table 2. Off by default: `tokenizer.kind=word`, `tokenizer.kind=character`.
     if config.kind == "word":
         return _learn_words(text, learned_size, tags)
     if config.kind == "character":

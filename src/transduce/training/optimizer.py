@@ -461,6 +461,9 @@ def scheduled_rate(step: int, d_model: int, config: TrainingConfig) -> float:
     cooldown = cooldown_factor(step, config.steps, config.cooldown_share)
     if config.schedule == "inverse-sqrt":
         rate = inverse_sqrt_rate(step, d_model, config.warmup_steps)
+        # Unlike the paper: a factor on equation 3, which has no term for the size of an
+        # update. The paper's code has a half for parsing. Off by default:
+        # `training.learning_rate_scale`.
         return config.learning_rate_scale * rate * cooldown
     is_sgd = uses_sgd(step, config)
     peak = config.sgd_learning_rate if is_sgd else config.learning_rate
