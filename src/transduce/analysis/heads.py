@@ -338,9 +338,9 @@ def _batches(pairs: Sequence[EncodedPair]) -> Iterator[Sequence[EncodedPair]]:
 MAX_TOKENS = 128
 """Longest source or target: attention maps grow with its square."""
 TASK = "A survey of heads"
+"""Task in the error about a model that is no Transformer."""
 PAIR, TREE = "pair", "tree"
 """Items of the corpus of a model that translates, and of a parser."""
-"""Task in the error about a model that is no Transformer."""
 
 OnProgress = Callable[[str], None]
 
