@@ -119,11 +119,12 @@ class MultiHeadAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize as Glorot and Bengio (2010), as if Q, K and V were one matrix.
+        """Initialize as Glorot and Bengio (2010), Q, K and V at smaller weights.
 
-        The paper's own code projects all three at once. The bound of the uniform
-        distribution is therefore smaller, by a factor of sqrt(2), than for separate
-        square matrices.
+        In self-attention the paper's own code has one matrix for all three. If each is
+        square, its uniform distribution has a bound that is smaller by a factor of
+        sqrt(2). That factor is applied here whatever the widths, and in cross-attention
+        too, as in fairseq.
         """
         matrices = [self.project_query.weight]
         matrices += self.project_key_value.weight.split(
