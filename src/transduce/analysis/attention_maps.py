@@ -186,8 +186,9 @@ def _lengths(ids: Int[Tensor, "batch length"]) -> list[int]:
 
 
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
-_JOINER = "\u200d"
-"""Zero-width joiner between emoji that are drawn as one."""
+_JOINERS = "\u200c\u200d"
+"""Zero-width non-joiner, as within Persian words, and the zero-width joiner between
+emoji that are drawn as one."""
 _ENDS_UNSPACED = re.compile(f"[{UNSPACED_LETTERS}]$")
 
 
@@ -209,8 +210,8 @@ def word_starts(pieces: Sequence[str]) -> list[int]:
 def _begins_word(text: str, before: str) -> bool:
     if text.startswith(" "):
         return True
-    continues = unicodedata.category(text[0])[0] == "M" or text[0] == _JOINER
-    if not before.strip() or continues or before.endswith(_JOINER):
+    continues = unicodedata.category(text[0])[0] == "M" or text[0] in _JOINERS
+    if not before.strip() or continues or before[-1] in _JOINERS:
         return False
     return (
         _is_punctuation(text)

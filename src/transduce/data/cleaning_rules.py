@@ -23,6 +23,7 @@ from transduce.text.languages import (
     UNSPACED_LETTER,
     UNSPACED_LETTERS,
     UNSPACED_RUN,
+    WORD_MARKS,
     english_name,
     script_letters,
 )
@@ -68,7 +69,9 @@ ADDRESS = re.compile(
 AROUND_ADDRESS = "<>()[]{}\"'.,;:!?"
 """Punctuation that may stand around an address."""
 LETTERS = re.compile(r"[^\W\d_]+")
-WORDS = re.compile(r"\w+")
+LETTER = rf"[\w{WORD_MARKS}]"
+"""Pattern of a letter or digit of a word, or of a mark on it, such as a vowel sign."""
+WORDS = re.compile(f"{LETTER}+")
 
 
 def _units(letter: str) -> str:
@@ -77,10 +80,10 @@ def _units(letter: str) -> str:
     return rf"{number}|(?:{letter})+(?:[./:@]+(?:{letter})+)*"
 
 
-UNITS = re.compile(_units(r"\w"))
+UNITS = re.compile(_units(LETTER))
 """Pattern of what a loop repeats: a word, or a number or address with its marks."""
 UNSPACED_UNITS = re.compile(
-    rf"[{UNSPACED_LETTERS}]|" + _units(rf"(?:(?![{UNSPACED_LETTERS}])\w)")
+    rf"[{UNSPACED_LETTERS}]|" + _units(rf"(?:(?![{UNSPACED_LETTERS}]){LETTER})")
 )
 """Pattern of what a loop repeats in text of scripts without spaces, where each letter
 is a unit."""
@@ -90,6 +93,25 @@ BELOW_UNSPACED = bytes(range(0xE0))
 """Bytes of UTF-8 that are not the first of a letter of a script without spaces."""
 NUMBER = re.compile(r"\d{1,3}(?:[.,'’ \u00a0\u2009\u202f]\d{3})+(?!\d)|\d+")
 """Whole number, with or without marks between its thousands."""
+NUMBER_MARKS = ".,'’\u060c\u066b\u066c，．"
+"""Marks within numbers; those of Arabic and Persian, and wide ones, included."""
+EXPONENTS = {"万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12, "조": 12}
+"""Powers of ten by their words in Chinese, Japanese and Korean."""
+_MARKED_NUMBER = rf"\d+(?:[{NUMBER_MARKS}]\d+)*"
+_POWER = rf"[ \u00a0]?[{''.join(EXPONENTS)}]"
+COMPOUND = re.compile(rf"({_MARKED_NUMBER})({_POWER})?[ \u00a0]?(?=(\d)?)")
+"""Number with its marks and the power of ten after it, as in 1万2345; group 3 is set if
+a number follows at once."""
+MAX_POWER_DIGITS = 18
+"""Maximum number of digits of a number with a power of ten."""
+YEAR_BEFORE_ERA = {
+    "明治": 1867, "大正": 1911, "昭和": 1925, "平成": 1988, "令和": 2018,
+    "民國": 1911, "民国": 1911,
+}  # fmt: skip
+"""Year before the first one of eras of Japan and Taiwan."""
+ERA_YEAR = re.compile(rf"({'|'.join(YEAR_BEFORE_ERA)})[ \u00a0]?(\d{{1,3}})(?!\d)")
+CALENDARS = {543, 621, 622}
+"""Differences between the years of the Buddhist and the Persian calendar and ours."""
 NOON = 12
 YEAR_DIGITS = 2, 4
 """Digits of a year without and with its century."""
@@ -508,8 +530,11 @@ def _numbers(source: SideText, target: SideText) -> str | None:
     if not others or found == others:
         return None
     ours, theirs = _by_digits(found), _by_digits(others)
-    only_ours = [ours[digits] for digits in ours if digits not in theirs]
-    only_theirs = [theirs[digits] for digits in theirs if digits not in ours]
+    if ours.keys() <= theirs.keys() or theirs.keys() <= ours.keys():
+        return None
+    our_readings, their_readings = _readings(source.text), _readings(target.text)
+    only_ours = _not_among(ours, our_readings, theirs, their_readings)
+    only_theirs = _not_among(theirs, their_readings, ours, our_readings)
     ours_alone = _without_other_form(only_ours, only_theirs)
     theirs_alone = _without_other_form(only_theirs, only_ours)
     if not ours_alone or not theirs_alone:
@@ -527,6 +552,46 @@ def _by_digits(numbers: Iterable[str]) -> dict[str, str]:
     return digits
 
 
+def _readings(text: str) -> list[tuple[str, set[str]]]:
+    """Find numbers that have parts and can be read as one: 1.2 as 12, 1万2345 as 12345.
+
+    Each has a key as in `_by_digits`, by which 1.2 million is 120万, and the keys of
+    its parts. The year of an era, such as 平成30年, can be read as our year.
+    """
+    found: list[tuple[str, set[str]]] = []
+    digits, parts = "", set[str]()
+    value, is_before = 0, False
+    for match in COMPOUND.finditer(text):
+        if not is_before:
+            digits, parts, value = "", set(), 0
+        own = _ascii_digits(match[1])
+        digits += own
+        parts |= _by_digits(NUMBER.findall(match[1])).keys()
+        is_before = bool(match[2] and match[3]) and len(digits) <= MAX_POWER_DIGITS
+        if len(digits) <= MAX_POWER_DIGITS:
+            value += int(own) * 10 ** EXPONENTS.get((match[2] or "")[-1:], 0)
+        if not is_before:
+            whole = str(value) if len(digits) <= MAX_POWER_DIGITS else digits
+            if parts != {key := whole.strip("0")}:
+                found.append((key, parts))
+    for match in ERA_YEAR.finditer(text):
+        year = YEAR_BEFORE_ERA[match[1]] + int(match[2])
+        found.append((str(year).strip("0"), {*_by_digits([match[2]])}))
+    return found
+
+
+def _not_among(
+    numbers: dict[str, str],
+    readings: Sequence[tuple[str, set[str]]],
+    others: dict[str, str],
+    other_readings: Sequence[tuple[str, set[str]]],
+) -> list[str]:
+    """Numbers that the other side does not have, in any reading of both."""
+    known = others.keys() | {whole for whole, _ in other_readings}
+    read = {part for whole, parts in readings if whole in known for part in parts}
+    return [numbers[each] for each in numbers if each not in known | read]
+
+
 def _ascii_digits(number: str) -> str:
     if number.isascii() and number.isdigit():
         return number
@@ -536,7 +601,8 @@ def _ascii_digits(number: str) -> str:
 def _without_other_form(numbers: Sequence[str], others: Sequence[str]) -> list[str]:
     """Numbers that are not another form of one of the others.
 
-    Forms differ as 1990 and 90 do, or as 3 pm and 15 Uhr.
+    Forms differ as 1990 and 90 do, as 2020 and 2563 of the Buddhist calendar, or as 3
+    pm and 15 Uhr.
     """
     return [
         each
@@ -547,6 +613,9 @@ def _without_other_form(numbers: Sequence[str], others: Sequence[str]) -> list[s
 
 def _is_same_year(one: str, other: str) -> bool:
     shorter, longer = sorted((one, other), key=len)
+    _, with_century = YEAR_DIGITS
+    if len(shorter) == len(longer) == with_century:
+        return abs(int(one) - int(other)) in CALENDARS
     return (len(shorter), len(longer)) == YEAR_DIGITS and longer.endswith(shorter)
 
 

@@ -16,13 +16,25 @@ from html import escape
 import numpy as np
 from jaxtyping import Float32
 
-from transduce.text.languages import UNSPACED_LETTERS
+from transduce.text.languages import UNSPACED_LETTERS, WORD_MARKS
 
+MARKS_OF_SCRIPTS = (
+    # Greek, Armenian, Arabic, Urdu, Syriac, Devanagari, Sinhala.
+    "\u037e\u055d\u0589\u060c\u061b\u061f\u06d4\u0700\u0701\u0702\u0964\u0965\u0df4"
+    # Tibetan, Burmese, Ethiopic, Khmer, Mongolian, Ol Chiki.
+    "\u0f0d\u104a\u104b\u1362\u1363\u1364\u1365\u1366\u1367\u1368\u17d4\u17d5\u17d6"
+    "\u1802\u1803\u1808\u1809\u1c7e\u1c7f"
+)
+"""Marks that end a sentence or a part of it in other scripts than Latin ones, Chinese
+and Japanese."""
 PUNCTUATION = (
     "!-/:-@\\[-`{-~\u00a1-\u00bf\u2010-\u206f\u2e00-\u2e7f\u3000-\u303f\uff00-\uff0f"
+    # Hyphen of Hebrew, and the mark between Ethiopic words.
+    f"\u05be\u1361{MARKS_OF_SCRIPTS}"
 )
 UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u312f\u3400-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9f\U00020000-\U0003ffff"
 )
 """Characters of scripts without spaces between words; each is a unit."""
 UNIT = re.compile(
@@ -37,11 +49,11 @@ HAN_OR_KANA = re.compile(
 )
 """Pattern of a character of Han or Kana, or of text with them: no spaces separate words
 or sentences, as they do sentences in Thai."""
-WITHIN_WORD = re.compile(rf"(?![{UNSPACED_LETTERS}])\w(?![{UNSPACED_LETTERS}])\w")
+WITHIN_WORD = re.compile(rf"(?:(?![{UNSPACED_LETTERS}])[\w{WORD_MARKS}]){{2}}")
 UNSPACED_UNIT = re.compile(f"[{UNSPACED}]")
 UNSPACED_SIGN = re.compile(f"[{UNSPACED}{WIDE_MARKS}]")
-CLOSERS = ".,;:!?…)]}\"'\u2018\u2019\u201c\u201d»›\u060c\u061b\u061f\u0964\u06d4"
-SENTENCE_MARKS = frozenset(".,;:!?…\u060c\u061b\u061f\u0964\u06d4、。，．：；！？｡､")
+CLOSERS = f".,;:!?…)]}}\"'\u2018\u2019\u201c\u201d»›{MARKS_OF_SCRIPTS}"
+SENTENCE_MARKS = frozenset(f".,;:!?…{MARKS_OF_SCRIPTS}、。，．：；！？｡､")
 """Marks that end a sentence or a part of it."""
 WIDE_CLOSERS = "、。〉》」』】〕〗！），．：；？］｝｡｣､"
 CLOSING_MARKS = re.compile(rf"[{re.escape(CLOSERS)}]+(?!\S)|[{WIDE_CLOSERS}]")
@@ -50,9 +62,9 @@ CLOSING_MARKS = re.compile(rf"[{re.escape(CLOSERS)}]+(?!\S)|[{WIDE_CLOSERS}]")
 JOINERS = "\u1039\u17d2\u200d"
 """Characters that join the next one to the one before: stackers of Burmese and Khmer,
 and the zero-width joiner."""
-JOINED = "\u0e33\u0eb3\u200d"
+JOINED = "\u0e33\u0eb3\u200d\uff9e\uff9f"
 """Characters that are written in one with the one before, but are no marks by their
-category: a vowel of Thai and of Lao, and the zero-width joiner."""
+category: a vowel of Thai and of Lao, the zero-width joiner, and narrow marks of Kana."""
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Piece that stands for a byte."""

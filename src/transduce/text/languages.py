@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path, PurePath
+from unicodedata import category
 
 from transduce.errors import ConfigError
 
@@ -107,12 +109,21 @@ PREFERRED = {
     "npi": "ne", "ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "prs": "fa",
     "quy": "qu", "swh": "sw", "uzn": "uz", "ydd": "yi", "zsm": "ms",
     # Codes that have been replaced.
-    "in": "id", "iw": "he", "ji": "yi", "jw": "jv", "mo": "ro",
+    "in": "id", "iw": "he", "ji": "yi", "jw": "jv", "mo": "ro", "scc": "sr",
+    "scr": "hr", "hbs": "sr", "sh": "sr",
 }  # fmt: skip
 """Preferred codes for obsolete and longer ones."""
+REPLACED = {
+    "hbs": "sr-Latn", "sh": "sr-Latn", "no-bok": "nb", "no-nyn": "nn", "zh-guoyu": "zh",
+    "zh-hakka": "hak", "zh-min-nan": "nan",
+}  # fmt: skip
+"""Tags for obsolete ones of more than a code, or for a code that implied a script."""
 
 LIBRETRANSLATE = {"pb": "pt-BR", "zt": "zh-Hant"}
-"""Tags for codes of LibreTranslate that are none of ISO 639, nor endings of files."""
+"""Tags for codes of LibreTranslate that are none of ISO 639."""
+NO_ENDINGS = {"in", "mo", "pb", "sh", "zt"}
+"""Codes that name no language as endings of files: train.in is an input, train.sh a
+script, train.mo and train.pb are of other programs."""
 
 REGIONS = {
     "AR": "Argentina", "AT": "Austria", "AU": "Australia", "BE": "Belgium",
@@ -135,6 +146,17 @@ SCRIPTS = {
 }  # fmt: skip
 TRADITIONAL = {"HK", "MO", "TW"}
 """Regions that write Chinese in traditional characters."""
+USUAL_SCRIPTS = {
+    "az": "Latn", "bs": "Latn", "crh": "Latn", "hak": "Hans", "kk": "Cyrl",
+    "ks": "Arab", "ku": "Latn", "lzh": "Hant", "mn": "Cyrl", "ms": "Latn",
+    "nan": "Hans", "pa": "Guru", "sd": "Arab", "sr": "Cyrl", "tk": "Latn",
+    "uz": "Latn", "wuu": "Hans", "yue": "Hant", "zh": "Hans",
+    "az-IR": "Arab", "kk-CN": "Arab", "ku-IQ": "Arab", "ku-IR": "Arab",
+    "mn-CN": "Mong", "pa-PK": "Arab", "sd-IN": "Deva", "sr-ME": "Latn",
+    "uz-AF": "Arab", "yue-CN": "Hans",
+}  # fmt: skip
+"""Usual script of languages that have several, and of their regions that use another,
+mostly as in Unicode's CLDR."""
 
 UNSPACED = {
     "bo", "dz", "hak", "ja", "km", "lo", "lzh", "mnw", "my", "nan", "shn", "th", "wuu",
@@ -225,6 +247,13 @@ SCRIPTS_OF_LANGUAGE = {
     "ta": ("Taml",), "te": ("Telu",), "th": ("Thai",),
 }  # fmt: skip
 """Scripts of languages that are not written in Latin letters alone."""
+WORD_MARKS = "".join(
+    character
+    for character in map(chr, chain(range(0x300, 0x2000), range(0xA66F, 0xAC00)))
+    if category(character)[0] == "M"
+)
+"""Combining marks of all scripts, as vowels of Hindi, which `\\w` of `re` lacks. They
+belong to words, as letters do."""
 UNCERTAIN_SCRIPTS = {"ae", "cr", "ha", "ki", "oj", "pi"}
 """Languages with names here whose script is not known for certain."""
 
@@ -242,8 +271,16 @@ TAG = re.compile(
 COMPRESSED = {".gz", ".gzip", ".bz2", ".xz", ".zst"}
 KINDS = {".txt", ".text", ".tok", ".clean", ".detok", ".raw", ".norm", ".lc", ".tc"}
 """Endings that may follow the one that names a language."""
-WRITTEN_SMALL = {"pt-br", "zh-cn", "zh-hk", "zh-tw"}
-"""Lower-case endings that name a region, though a language has the same code."""
+WRITTEN_SMALL = {
+    "af": "za", "am": "et", "ar": "ae kw sa tn", "bs": "ba", "de": "ch", "en": "ie za",
+    "fr": "ch", "ga": "ie", "hr": "ba", "hy": "am", "it": "ch", "ko": "kr", "ky": "kg",
+    "lo": "la", "ms": "my", "nb": "no", "nn": "no", "pt": "br", "sl": "si", "sr": "ba",
+    "st": "za", "sv": "se", "ta": "sg", "tn": "za", "ts": "za", "xh": "za",
+    "zh": "cn hk mo sg tw", "zu": "za",
+}  # fmt: skip
+"""Regions in lower-case endings that are codes of languages as well, by language: ko-kr
+is the Korean of South Korea, not a pair of Korean and Kanuri. Pairs of languages of
+which there is text, such as gl-es, are left out."""
 OWN_NAMES = {
     "deutsch": "de", "español": "es", "français": "fr", "italiano": "it",
     "nederlands": "nl", "polski": "pl", "português": "pt", "svenska": "sv",
@@ -297,8 +334,8 @@ def canonical(tag: str) -> str:
     parts = _parse(tag)
     if parts is None:
         raise ConfigError(_no_tag(tag))
-    if parts[0] in LIBRETRANSLATE:
-        return LIBRETRANSLATE[parts[0]]
+    if parts[0] in LIBRETRANSLATE | REPLACED:
+        return (LIBRETRANSLATE | REPLACED)[parts[0]]
     language = parts["language"]
     extended = parts["extended"] or ""
     if extended and extended[1:] in PREFERRED | NAMES:
@@ -319,16 +356,18 @@ def base(tag: str) -> str:
 
 
 def script_of(tag: str) -> str | None:
-    """Script that a tag names, or in which its region writes Chinese; else None."""
+    """Script that a tag names, or in which its region writes a language of several
+    scripts; None if neither is known."""
     parts = _parse(canonical(tag))
     if parts is None:
         return None
     if parts["script"]:
         return str(parts["script"]).capitalize()
-    if parts["language"] not in CHINESE:
-        return None
-    region = (parts["region"] or "").upper()
-    return "Hant" if region in TRADITIONAL else "Hans"
+    language, region = str(parts["language"]), (parts["region"] or "").upper()
+    if language in CHINESE and region in TRADITIONAL:
+        return "Hant"
+    usual = USUAL_SCRIPTS.get(language)
+    return USUAL_SCRIPTS.get(f"{language}-{region}", usual)
 
 
 def best_match(requested: str, available: Sequence[str]) -> str | None:
@@ -494,15 +533,12 @@ def _distance(requested: str, available: str) -> tuple[bool, bool, int]:
 
 def _named(ending: str) -> str | None:
     """Tag of a file's ending; None if it is none, or may be a pair of languages."""
-    if not is_known(ending) or ending.lower() in LIBRETRANSLATE:
-        return None  # .pb is an ending of protocol buffers
+    if not is_known(ending) or ending.lower() in NO_ENDINGS:
+        return None
     language, _, rest = ending.replace("_", "-").partition("-")
     is_small = rest == rest.lower()
-    if (
-        rest in NAMES | LIBRETRANSLATE
-        and is_small
-        and f"{language}-{rest}" not in WRITTEN_SMALL
-    ):
+    is_region = rest == language or rest in WRITTEN_SMALL.get(language, "").split()
+    if rest in NAMES | LIBRETRANSLATE and is_small and not is_region:
         return None  # en-fr: a pair, not the English of France
     return canonical(ending)
 

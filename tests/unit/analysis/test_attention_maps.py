@@ -173,6 +173,7 @@ def test_a_masked_head_has_its_effect_in_other_threads(model: Transformer) -> No
         ([" ", "ラーメン", "を", "食べ"], [0, 2, 3]),
         ([" ", "<0xE2>", "<0x9D>", "<0xA4>", "!"], [0, 4]),
         ([" ", "👩", "\u200d", "👧", " a"], [0, 4]),
+        ([" می", "\u200c", "خواهم", " ب"], [0, 3]),
     ],
     ids=str,
 )

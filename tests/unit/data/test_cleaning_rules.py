@@ -178,6 +178,57 @@ def test_the_script_of_the_language_is_required(language, text, rule) -> None:
     assert broken("Two young men are outside.", text, rules)[0] == rule
 
 
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("The town has 1.2 million people.", "这座城市有120万人。"),
+        ("The town has 12,345 people.", "这座城市有1万2345人。"),
+        ("It costs 350,050,000 euros.", "비용은 3억 5005만 유로이다."),
+        ("The town has 1,234,567 people.", "शहर में 12,34,567 लोग हैं।"),
+        ("The town has 1,234,567 people.", "শহরে ১২,৩৪,৫৬৭ জন লোক আছে।"),
+        ("The town has 1,234.5 people.", "في المدينة ١٬٢٣٤٫٥ نسمة."),
+        ("The town has 1,234 people.", "这座城市有１，２３４人。"),
+        ("The law of 2020 is new.", "กฎหมายปี พ.ศ. 2563 ใหม่"),
+        ("The law of 2020 is new.", "قانون سال ۱۳۹۹ جدید است."),
+        ("The law of 12 May 2018 is new.", "平成30年5月12日の法律は新しい。"),
+        ("The law of 2018 is new.", "民國107年的法律是新的。"),
+    ],
+)
+def test_a_number_is_the_same_in_other_scripts_groups_and_calendars(
+    source: str, target: str
+) -> None:
+    rules = PairRules(CleaningConfig())
+    assert broken(source, target, rules) == ("kept", "")
+    assert broken(target, source, rules) == ("kept", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("The town has 1.2 million people.", "这座城市有130万人。"),
+        ("The town has 12,345 people.", "这座城市有1万2346人。"),
+        ("The law of 2019 is new.", "平成30年の法律は新しい。"),
+        ("The law of 2020 is new.", "กฎหมายปี พ.ศ. 2564 ใหม่"),
+        ("The town has 7 people.", "1万" + "2" * 30 + "人住在这座非常美丽的城市里面。"),
+    ],
+)
+def test_another_number_in_another_script_breaks_the_rule(
+    source: str, target: str
+) -> None:
+    assert broken(source, target, PairRules(CleaningConfig()))[0] == "numbers"
+
+
+def test_vowel_signs_are_parts_of_words_in_loops_and_identical_sides() -> None:
+    rules = PairRules(CleaningConfig(), "ta", "ta")
+    # Tamil words with the consonant of "pa" in a row, and Hindi words that differ only
+    # in their vowel signs.
+    assert broken("பாப்பா பேபி பூ", "அம்மா இங்கே", rules)[0] == "kept"
+    rules = PairRules(CleaningConfig(), "hi", "mr")
+    one, other = "मैं घर जा रहा हूँ अभी", "मै घर जी रही हं अभी"
+    assert broken(one, other, rules)[0] == "kept"
+    assert broken("கா " * 6, "அம்மா", rules)[1] == 'source: "கா" 6 times'
+
+
 def test_a_loop_in_text_without_spaces_is_found() -> None:
     rules = PairRules(CleaningConfig(), "en", "zh")
     found = broken("A dog is here.", "这里有一只狗" * 5, rules)

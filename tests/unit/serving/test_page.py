@@ -70,8 +70,9 @@ def test_typed_text_is_translated(page: Page, http: RunningServer) -> None:
         [" The", " dog", "s", ",", " it", "'", "s"],
         [" a", "", "b", " 👩", "\u200d", "🚀", "x"],
         [" e", "\u0301", "中", "\u0301", "文"],
+        [" می", "\u200c", "خواهم", " ب"],
     ],
-    ids=["zh", "ja", "th", "en", "emoji", "marks"],
+    ids=["zh", "ja", "th", "en", "emoji", "marks", "fa"],
 )
 def test_the_page_joins_pieces_to_words_like_figures(
     page: Page, pieces: list[str]

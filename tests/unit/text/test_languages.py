@@ -39,6 +39,9 @@ from transduce.text.languages import (
         ("cmn_Hans", "zh-Hans"),
         ("zh-yue", "yue"),
         ("iw", "he"),
+        ("sh", "sr-Latn"),
+        ("sh-Cyrl", "sr-Cyrl"),
+        ("zh-min-nan", "nan"),
         (" fr ", "fr"),
     ],
 )
@@ -100,6 +103,11 @@ def test_the_base_of_a_tag_is_its_language() -> None:
         ("en-us-gb", ["en"], None),
         ("en_US.UTF-8", ["en"], None),
         ("mine-x.source", ["mine", "mine-x"], None),
+        ("yue", ["yue-Hans", "yue-Hant"], "yue-Hant"),
+        ("sr-RS", ["sr-Latn", "sr-Cyrl"], "sr-Cyrl"),
+        ("pa-PK", ["pa-Guru", "pa-Arab"], "pa-Arab"),
+        ("mn-CN", ["mn-Cyrl", "mn-Mong"], "mn-Mong"),
+        ("sh", ["sr-Cyrl", "sr-Latn"], "sr-Latn"),
     ],
 )
 def test_the_nearest_offered_language_is_found(
@@ -126,6 +134,12 @@ def test_the_nearest_offered_language_is_found(
         ("train.gz", None),
         ("train.en-fr", None),  # a pair, not the English of France
         ("train.en-pb", None),
+        ("train.th-th", "th-TH"),
+        ("train.ko-kr.gz", "ko-KR"),  # not a pair of Korean and Kanuri
+        ("train.zh-sg", "zh-SG"),
+        ("train.gl-es", None),
+        ("train.in", None),
+        ("train.sh", None),
         ("train.src", None),
         ("model.pb", None),  # an ending of protocol buffers
         ("train.zt", None),

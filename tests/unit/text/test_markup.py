@@ -135,6 +135,8 @@ def by_words(sentence: str, translation: str, pairs: dict[str, str]) -> WordLink
         ("က္ကမ", ["က္က", "မ"]),  # Burmese
         ("か\u309aき葛\U000e0100城", ["か\u309a", "き", "葛\U000e0100", "城"]),
         ("1\ufe0f\u20e32!\ufe0f?", ["1\ufe0f\u20e3", "2", "!\ufe0f", "?"]),
+        ("ཁྲིམས་ཡོད།", ["ཁྲི", "མ", "ས", "་", "ཡོ", "ད", "།"]),  # Tibetan
+        ("\uff76\uff9e𠮷", ["\uff76\uff9e", "𠮷"]),
     ],
 )
 def test_combining_marks_are_in_the_unit_of_their_character(
@@ -146,6 +148,30 @@ def test_combining_marks_are_in_the_unit_of_their_character(
 def test_tags_do_not_part_a_vowel_sign_from_its_consonant() -> None:
     segments = split_html("<p>a <b>b</b> c</p>", "en")
     assert join_html(segments, ["ครูซื้อ"]) == "<p>ค<b>รูซื้</b>อ</p>"
+
+
+@pytest.mark.parametrize(
+    ("translation", "expected"),
+    [
+        ("مرحبا؟", "<b>مرحبا</b>؟"),  # Arabic
+        ("سلام۔", "<b>سلام</b>۔"),  # Urdu
+        ("नमस्ते।", "<b>नमस्ते</b>।"),  # Hindi
+        ("ሰላም።", "<b>ሰላም</b>።"),  # Amharic
+        ("Բարև։", "<b>Բարև</b>։"),  # Armenian
+        ("你好？", "<b>你</b>好？"),
+    ],
+)
+def test_the_last_mark_of_a_sentence_is_no_part_of_its_last_word(
+    translation: str, expected: str
+) -> None:
+    segments = split_html("<b>Hello</b>?", "en")
+    assert join_html(segments, [translation]) == expected
+
+
+def test_a_copied_element_is_not_found_within_a_word_before_a_vowel_sign() -> None:
+    # The letter is the first of its word; the vowel sign after it is no letter.
+    segments = split_html("<code>क</code> x.", "en")
+    assert join_html(segments, ["कि क यह।"]) == "कि <code>क</code> यह।"
 
 
 @pytest.mark.parametrize(

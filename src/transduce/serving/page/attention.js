@@ -16,14 +16,14 @@ const UNSPACED = [
 ].map((script) => `\\p{scx=${script}}`).join("");
 const BEGINS_UNSPACED = new RegExp(`^[${UNSPACED}]`, "u");
 const ENDS_UNSPACED = new RegExp(`[${UNSPACED}]$`, "u");
-const JOINER = "\u200d";
+const JOINS_NEXT = /[\u200c\u200d]$/; // zero-width joiners, also within Persian words
 
 // The same rule as word_starts in analysis/attention_maps.py, which the command `transduce
 // attention` follows.
 function beginsWord(piece, before) {
   if (piece.startsWith(" ")) return true;
-  const goesOn = /^\p{M}/u.test(piece) || piece.startsWith(JOINER);
-  if (before.trim() === "" || goesOn || before.endsWith(JOINER)) return false;
+  const goesOn = /^[\p{M}\u200c\u200d]/u.test(piece);
+  if (before.trim() === "" || goesOn || JOINS_NEXT.test(before)) return false;
   return isPunctuation(piece) || isPunctuation(before)
     || BEGINS_UNSPACED.test(piece) || ENDS_UNSPACED.test(before);
 }
