@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import ne
 from typing import Any
+from unicodedata import normalize
 
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
@@ -23,7 +24,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from transduce.errors import DataError
-from transduce.metrics.scores import Tokenization, require_pairs
+from transduce.metrics.scores import ScoredTexts, Tokenization, require_pairs
 from transduce.settings import MAX_WHOLE, require_between
 
 SEED_VARIABLE = "SACREBLEU_SEED"
@@ -107,7 +108,9 @@ def paired_scores(
     for _, hypotheses in named:
         for lines in (references, *more_references):
             require_pairs(hypotheses, lines)
-    documents = [list(lines) for lines in (references, *more_references)]
+    texts = ScoredTexts.of([*systems.values(), references, *more_references])
+    named = list(zip(systems, texts.columns, strict=False))
+    documents = [list(lines) for lines in texts.columns[len(named) :]]
     baseline = named[0][1]
     num_different = [sum(map(ne, lines, baseline)) for _, lines in named]
     keyed = {str(number): metric for number, metric in enumerate(metrics)}
@@ -116,6 +119,9 @@ def paired_scores(
         shuffling = PairedTest(named, keyed, documents, "ar", trials.shuffles)
     bootstrap_signatures, drawn = bootstrap()
     shuffling_signatures, shuffled = shuffling()
+    for signature in (*bootstrap_signatures.values(), *shuffling_signatures.values()):
+        for step, value in texts.steps:
+            signature.update(step, value)
     return tuple(
         PairedScores(
             metric=name,
@@ -358,11 +364,14 @@ def compare(
     scores = paired_scores(
         systems, references, [bleu, chrf], trials or Trials(), more_references
     )
+    texts = ScoredTexts.of([*systems.values(), *every]).columns
+    systems = dict(zip(systems, texts, strict=False))
+    references, *_ = every = texts[len(systems) :]
     words = _word_splitter(bleu)
     frequencies = Counter(
         word
         for line in (references if training is None else training)
-        for word in words(line)
+        for word in words(normalize("NFC", line))
     )
     return Comparison(
         systems=tuple(systems),

@@ -7,6 +7,10 @@ paper's Tables 2 and 3, about one point higher. BLEU compares words. The usual t
 (13a) splits at spaces, which yields whole clauses in Chinese, so every score names its
 tokenizer (Post, 2018).
 
+Text is scored in Unicode NFC, in which models translate: a reference in another form
+would lack all words with accents of Vietnamese or with some letters of Hindi. If that
+changes a text, the signature of the score has "nfc:yes", as sacreBLEU differs there.
+
 GLEU is the reward of GNMT (Wu et al., 2016, section 5). BLEU is a measure of a corpus:
 of one sentence it is 0 without a common 4-gram. GLEU counts 1- to 4-grams together, and
 is symmetric.
@@ -23,6 +27,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
+from unicodedata import is_normalized, normalize
 
 from transduce.errors import DataError, RequestError, missing_package
 from transduce.text.languages import base, detect_by_script, english_name, is_unspaced
@@ -221,6 +226,7 @@ def paper_bleu(
     from sacremoses import MosesTokenizer  # slow to import, rarely needed
 
     tokenizer = MosesTokenizer(language)
+    texts = ScoredTexts.of([hypotheses, references, *more_references])
 
     def words(text: str) -> str:
         text = tokenizer.tokenize(replace_unicode_punctuation(text), return_str=True)
@@ -230,9 +236,10 @@ def paper_bleu(
     return _score(
         f"BLEU, {protocol} (Vaswani et al., 2017)",
         _multi_bleu(lowercase=False),
-        [words(hypothesis) for hypothesis in hypotheses],
-        [[words(line) for line in each] for each in (references, *more_references)],
+        [words(line) for line in texts.columns[0]],
+        [[words(line) for line in each] for each in texts.columns[1:]],
         steps=(
+            *texts.steps,
             ("tok", f"moses-{language}"),
             ("punctuation", "moses+lowquote"),
             ("compounds", "split" if splits_compounds else "whole"),
@@ -291,6 +298,24 @@ def require_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredTexts:
+    """Texts in Unicode NFC: hypotheses and references."""
+
+    columns: list[Sequence[str]]
+    steps: tuple[tuple[str, str], ...]
+    """Addition to a signature; empty if all texts were in NFC."""
+
+    @classmethod
+    def of(cls, texts: Iterable[Sequence[str]]) -> "ScoredTexts":
+        """Write the texts in NFC."""
+        columns = list(texts)
+        if all(is_normalized("NFC", line) for each in columns for line in each):
+            return cls(columns=columns, steps=())
+        written = [[normalize("NFC", line) for line in each] for each in columns]
+        return cls(columns=[*written], steps=(("nfc", "yes"),))
+
+
 def _multi_bleu(*, lowercase: bool) -> "BLEU":
     from sacrebleu.metrics.bleu import BLEU
 
@@ -307,9 +332,10 @@ def _score(
     """Score by sacreBLEU; `steps` are added to its signature."""
     for each in references:
         require_pairs(hypotheses, each)
-    counted = metric.corpus_score(hypotheses, references)
+    texts = ScoredTexts.of([hypotheses, *references])
+    counted = metric.corpus_score(texts.columns[0], texts.columns[1:])
     signature = metric.get_signature()
-    for step, value in steps:
+    for step, value in (*texts.steps, *steps):
         signature.update(step, value)
     return BleuScore(
         name=name,
@@ -359,10 +385,12 @@ def corpus_chrf(
     for each in every:
         require_pairs(hypotheses, each)
     metric = CHRF()
-    score = metric.corpus_score(hypotheses, every).score
-    return ChrfScore(
-        name=f"chrF{metric.beta}", score=score, signature=str(metric.get_signature())
-    )
+    texts = ScoredTexts.of([hypotheses, *every])
+    score = metric.corpus_score(texts.columns[0], texts.columns[1:]).score
+    signature = metric.get_signature()
+    for step, value in texts.steps:
+        signature.update(step, value)
+    return ChrfScore(name=f"chrF{metric.beta}", score=score, signature=str(signature))
 
 
 LONGEST_N_GRAM = 4

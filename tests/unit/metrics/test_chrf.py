@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import unicodedata
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transduce.errors import DataError
-from transduce.metrics.scores import corpus_chrf
+from transduce.metrics.scores import (
+    BleuScore,
+    ChrfScore,
+    corpus_bleu,
+    corpus_chrf,
+    paper_bleu,
+    tokenized_bleu,
+)
 
 lines = st.text("ab äB.", max_size=12)
 corpora = st.lists(st.tuples(lines, lines), min_size=1, max_size=4)
@@ -88,3 +97,26 @@ def test_unequal_numbers_of_lines_are_an_error():
     )
     with pytest.raises(DataError, match=message):
         corpus_chrf(["a", "b"], ["a"])
+
+
+# Vietnamese in NFD, and letters of Hindi and Bengali that NFC writes as two characters.
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Tô\u0301i là ngươ\u0300i Viê\u0323t",
+        "ब\u095cा घो\u095cा यहाँ है",
+        "এটা হ\u09dfে গেছে আজ",
+    ],
+)
+@pytest.mark.parametrize(
+    "score", [corpus_bleu, tokenized_bleu, paper_bleu, corpus_chrf]
+)
+def test_a_reference_in_another_normal_form_is_the_same_text(
+    text: str, score: Callable[..., BleuScore | ChrfScore]
+):
+    composed = unicodedata.normalize("NFC", text)
+    assert composed != text
+    found = score([composed], [text])
+    assert found.score == pytest.approx(100)
+    assert "|nfc:yes|" in found.signature
+    assert "nfc" not in score([composed], [composed]).signature

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import numpy as np
@@ -315,6 +316,18 @@ def test_tokenised_text_is_split_at_spaces() -> None:
     assert [each.systems[0].num_wanted for each in cut.by_frequency] == [2]
     assert [each.systems[0].num_wanted for each in whole.by_frequency] == [1]
     assert "tok:none" in whole.scores[0].bootstrap_signature
+
+
+def test_text_in_another_normal_form_is_the_same_text() -> None:
+    reference = "ब\u095cा घो\u095cा यहाँ है"
+    composed = unicodedata.normalize("NFC", reference)
+    systems = {"a": [composed], "b": ["x"]}
+    found = compare(systems, [reference], training=[reference], trials=FEWEST)
+    assert [each.systems[0].score for each in found.scores] == pytest.approx([100, 100])
+    assert all("|nfc:yes" in each.bootstrap_signature for each in found.scores)
+    [words] = found.by_frequency
+    assert words.systems[0].f1 == pytest.approx(100)
+    assert words.occurrences.first > 0
 
 
 @pytest.mark.parametrize(
