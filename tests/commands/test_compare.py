@@ -328,3 +328,9 @@ def test_the_name_of_a_file_that_is_not_utf8_is_escaped(
     out = succeeds("compare", system, files["second"], *options)
     assert r"caf\udce9" in out
     assert r"caf\udce9" in page.read_text(encoding="utf-8")
+
+
+def test_a_mark_in_text_without_spaces_is_marked_with_its_letter() -> None:
+    marked = marked_differences("กันข้าวที่บาน", "กินข้าวที่บ้าน")
+    assert [word for word, is_marked in marked.words if is_marked] == ["กั", "บา"]
+    assert "".join(word for word, _ in marked.words) == "กันข้าวที่บาน"

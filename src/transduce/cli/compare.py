@@ -52,6 +52,7 @@ from transduce.text.corpus import (
     require_text,
 )
 from transduce.text.languages import LanguagesConfig, detect_by_script, guess_all
+from transduce.text.splitting import CHARACTER_END
 
 MAX_ALIGNED = 4_000
 """Maximum length, in words or characters, of texts that are aligned to mark their
@@ -341,13 +342,19 @@ def _example_table(example: Example, system: str, baseline: str, word: str) -> T
 def marked_differences(text: str, reference: str) -> MarkedText:
     """Mark the words of a text that the reference does not have in this order.
 
-    Characters are marked if the reference has no spaces between words. If one of the
+    Characters, with their combining marks, are marked if the reference has no spaces
+    between words. If one of the
     two is longer than `MAX_ALIGNED` between their common beginning and end, order does
     not matter there: each word is marked that the reference has less often.
     """
     if detect_by_script([reference]) not in (None, "ko"):
-        return _marked(list(text), list(reference), separator="")
+        return _marked(_characters(text), _characters(reference), separator="")
     return _marked(text.split(), reference.split(), separator=" ")
+
+
+def _characters(text: str) -> list[str]:
+    """Cut a text into characters, each with its combining marks."""
+    return [each for each in CHARACTER_END.split(text) if each]
 
 
 def _marked(words: list[str], wanted: list[str], separator: str) -> MarkedText:

@@ -426,7 +426,20 @@ GREEK = Abbreviations(
     numeric=_words("αρ σ σελ τόμ κεφ άρθ εικ πίν τηλ παρ εδ"),
     final=_words("κ.λπ κλπ κ.ά μ.χ π.χ κτλ"),
 )
-HINDI = Abbreviations(never=_words("डॉ डा श्री श्रीमती प्रो कु सं स्व"))
+HINDI = Abbreviations(
+    never=_words("डॉ डा श्री श्रीमती प्रो कु सं स्व"), numeric=_words("रु रू क्र पृ")
+)
+BENGALI = Abbreviations(
+    never=_words("ড ডা ডঃ ডাঃ মি মিসেস মো মোঃ মোসা প্রফ প্রো অধ্যা"), numeric=_words("নং পৃ")
+)
+TAMIL = Abbreviations(never=_words("திரு திருமதி டாக் பேரா"), numeric=_words("ரூ எண் பக்"))
+THAI = Abbreviations(
+    never=_words("ดร ศ รศ ผศ อ นพ พญ ทพ ภก จ ต ถ ซ ม โทร บจก หจก บมจ"),
+    final=_words("น กม ซม มม กก พ.ศ ค.ศ"),
+)
+VIETNAMESE = Abbreviations(
+    never=_words("tp ts ths gs pgs bs ks lm tx"), numeric=_words("q p đt tr")
+)
 ARABIC = Abbreviations(never=_words("د أ م ص ج ت هـ"))
 
 BY_LANGUAGE = {
@@ -437,6 +450,7 @@ BY_LANGUAGE = {
     "hu": HUNGARIAN, "hr": SOUTH_SLAVIC, "sr": SOUTH_SLAVIC, "bs": SOUTH_SLAVIC,
     "sl": SOUTH_SLAVIC, "ru": RUSSIAN, "be": RUSSIAN, "uk": UKRAINIAN, "tr": TURKISH,
     "ro": ROMANIAN, "el": GREEK, "hi": HINDI, "ar": ARABIC, "lb": GERMAN,
+    "mr": HINDI, "ne": HINDI, "bn": BENGALI, "ta": TAMIL, "th": THAI, "vi": VIETNAMESE,
 }  # fmt: skip
 """Tables by base language."""
 WITH_ORDINAL_STOP = frozenset({"is", "fo", "et", "lv", "lt", "eu", "mk", "az"})

@@ -64,7 +64,8 @@ JOINERS = "\u1039\u17d2\u200d"
 and the zero-width joiner."""
 JOINED = "\u0e33\u0eb3\u200d\uff9e\uff9f"
 """Characters that are written in one with the one before, but are no marks by their
-category: a vowel of Thai and of Lao, the zero-width joiner, and narrow marks of Kana."""
+category: a vowel of Thai and of Lao, the zero-width joiner, and narrow marks of
+Kana."""
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 """Piece that stands for a byte."""

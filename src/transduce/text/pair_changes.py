@@ -10,11 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, get_args
+from unicodedata import normalize
 
 from transduce.errors import ConfigError
 from transduce.settings import require_between, require_one_of
 from transduce.text.corpus import SentencePair
-from transduce.text.languages import UNSPACED_LETTERS, base
+from transduce.text.languages import UNSPACED_LETTERS, WORD_MARKS, base
 from transduce.text.splitting import SPACED_STOPS, UNSPACED_STOPS, space_between
 from transduce.text.vocabulary import TAG_IN_TEXT
 
@@ -89,6 +90,17 @@ class TextAugmentationConfig:
 
 DOTTED = ("az", "crh", "tr")
 """Languages that write i with and without a dot, also as capitals."""
+LONE_ETA = re.compile(r"(?<![^\W\d_])ή(?![^\W\d_])")
+"""Pattern of the Greek word for "or", whose capital keeps its accent."""
+GREEK_HIATUS = re.compile(
+    "[αεηουΑΕΗΟΥ][\u0313\u0314]?[\u0300\u0301\u0342][ιυΙΥ](?![\u0300-\u036f])"
+)
+"""Pattern of two vowels of decomposed Greek text, of which the accent on the first one
+says that they are no diphthong."""
+GREEK_ACCENTS = re.compile(
+    "(?<=[\u0370-\u03ff\u0308])[\u0300\u0301\u0313\u0314\u0342]+"
+)
+DUTCH_START = re.compile(r"\bIj")
 WORD_START = re.compile(r"(?<!\S)[^\W\d_]|(?<!\S)[^\w\s]+[^\W\d_]")
 
 
@@ -96,31 +108,44 @@ def in_case(text: str, case: Case, language: str | None = None) -> str:
     """Return a text in another case by Unicode's rules; tags stay.
 
     German ß becomes SS. `language` is a BCP 47 tag: the capital of the Turkish i has a
-    dot. Scripts without case do not change.
+    dot, Greek capitals have no accents, and Dutch words begin with IJ. Scripts without
+    case do not change.
     """
-    has_dots = language is not None and base(language) in DOTTED
+    code = None if language is None else base(language)
     change = {"upper": _upper, "title": _titled, "lower": _lower}[case]
-    return _outside_tags(text, lambda part: change(part, has_dots))
+    return _outside_tags(text, lambda part: change(part, code))
 
 
-def _upper(text: str, has_dots: bool) -> str:
-    return (text.replace("i", "İ") if has_dots else text).upper()
+def _upper(text: str, language: str | None) -> str:
+    if language == "el":
+        return "Ή".join(map(_greek_capitals, LONE_ETA.split(text)))
+    return (text.replace("i", "İ") if language in DOTTED else text).upper()
 
 
-def _lower(text: str, has_dots: bool) -> str:
-    if has_dots:
+def _greek_capitals(text: str) -> str:
+    """Write capitals without accents; a diaeresis parts vowels that an accent parted,
+    as in ΜΑΪΟΣ."""
+    spelt = normalize("NFD", text)
+    spelt = GREEK_HIATUS.sub("\\g<0>\u0308", spelt)
+    return normalize("NFC", GREEK_ACCENTS.sub("", spelt)).upper()
+
+
+def _lower(text: str, language: str | None) -> str:
+    if language in DOTTED:
         text = text.replace("İ", "i").replace("I", "ı")
     return text.lower()
 
 
-def _titled(text: str, has_dots: bool) -> str:
+def _titled(text: str, language: str | None) -> str:
     """Capitalize the first letter of each word; the others stay, as in "McDonald's"."""
 
     def capitalized(match: re.Match[str]) -> str:
         signs, letter = match[0][:-1], match[0][-1]
-        return signs + ("İ" if has_dots and letter == "i" else letter.title())
+        has_dot = language in DOTTED and letter == "i"
+        return signs + ("İ" if has_dot else letter.title())
 
-    return WORD_START.sub(capitalized, text)
+    text = WORD_START.sub(capitalized, text)
+    return DUTCH_START.sub("IJ", text) if language == "nl" else text
 
 
 def _outside_tags(text: str, change: Callable[[str], str]) -> str:
@@ -138,8 +163,11 @@ KEYBOARDS = (
 """Rows of the keys of letters, each half a key to the right of the one above."""
 TYPO_SHARE = 0.1
 """Share of the words of a text with typos that have one."""
-TYPED_WORD = re.compile(rf"(?:(?![{UNSPACED_LETTERS}])[^\W\d_]){{3,}}")
-"""Pattern of words that may have a typo: three letters of a script with spaces."""
+_LETTER = rf"(?![{UNSPACED_LETTERS}])[^\W\d_][{WORD_MARKS}]*"
+TYPED_LETTER = re.compile(_LETTER)
+"""Pattern of a letter of a script with spaces, with its marks, such as vowel signs."""
+TYPED_WORD = re.compile(rf"(?:{_LETTER}){{3,}}")
+"""Pattern of words that may have a typo: three such letters."""
 
 
 def with_typos(text: str, random: Random) -> str:
@@ -164,8 +192,10 @@ def with_typos(text: str, random: Random) -> str:
 
 def _mistyped(word: str, random: Random) -> str:
     """Return a word with a typo; a letter is doubled if the drawn one is impossible."""
-    place = random.randrange(len(word) - 1)
-    first, second, rest = word[place], word[place + 1], word[place + 2 :]
+    letters = TYPED_LETTER.findall(word)
+    place = random.randrange(len(letters) - 1)
+    first, second = letters[place : place + 2]
+    before, after = "".join(letters[:place]), "".join(letters[place + 2 :])
     match random.choice(("swap", "drop", "double", "neighbour")):
         case "swap" if first != second:
             typed = second + first
@@ -176,7 +206,7 @@ def _mistyped(word: str, random: Random) -> str:
             typed = (key.upper() if first.isupper() else key) + second
         case _:
             typed = first + first + second
-    return word[:place] + typed + rest
+    return before + typed + after
 
 
 AROUND = ((0, -1), (0, 1), (-1, 0), (-1, 1), (1, -1), (1, 0))
@@ -201,7 +231,7 @@ def _neighbours() -> dict[str, str]:
 NEIGHBOURS = _neighbours()
 """Letters of neighbouring keys, by lower-case letter."""
 
-END_MARKS = f".!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}"
+END_MARKS = f".!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}፡"
 """Marks that may end a text."""
 
 

@@ -18,7 +18,7 @@ from typing import Literal
 
 from transduce.text.abbreviations import Abbreviations, abbreviations
 from transduce.text.inline_tags import HAN_OR_KANA, SentenceTags
-from transduce.text.languages import base
+from transduce.text.languages import WORD_MARKS, base
 from transduce.text.sentence_pieces import SURROGATE
 
 Judgement = Literal["end", "inside", "unknown"]
@@ -30,6 +30,10 @@ UNSPACED_STOPS = "。！？｡．"
 """Sentence ends of Chinese and Japanese, which no space follows."""
 SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
 """Sentence ends of other scripts, which always end a sentence."""
+WORD_SPACES = "፡፡"
+"""Two marks between Ethiopic words, which many texts have in place of ።."""
+KHMER_REST = "ល។"
+"""Rest of ។ល។, which means "and so on", after its first mark."""
 STOPS = f"[.!?…‼⁇⁈⁉‽{UNSPACED_STOPS}{SPACED_STOPS}]"
 UNSEEN = "\u00ad\u061c\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff"
 """Characters that show nothing, such as marks of direction."""
@@ -52,7 +56,8 @@ OPENS_EMPHASIS = re.compile(rf"[^\W_]|[\"'(\[«»‹›„“”‚‘’¿¡{UN
 CODE_SIGN = re.compile(r"[\s*_~`/\\(\[{<|=+^&$#@:;,-]")
 """Pattern of what stands before a stop that is itself a sign, as in *.* and .*."""
 STOP = re.compile(
-    rf"(?P<marks>\.(?:[ \u00a0\u202f]\.){{2,}}|{STOPS}+)"
+    rf"(?P<marks>\.(?:[ \u00a0\u202f]\.){{2,}}|{WORD_SPACES}|།+(?:[ \u00a0]།+)+"
+    rf"|{STOPS}+)"
     rf"(?P<closers>[{UNSEEN}]*[{CLOSERS}][{CLOSERS}{UNSEEN}]*"
     r"|[ \u00a0\u202f](?=[»›](?:\s|$))[»›])?"
     rf"(?P<notes>(?:{AFTER_STOP})*)"
@@ -267,8 +272,9 @@ def sentence_spans(
 
 def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
     """Judge a stop by its shape and the table."""
-    if stop.marks[-1] in SPACED_STOPS:
-        return "end"
+    if stop.marks[-1] in SPACED_STOPS or stop.marks == WORD_SPACES:
+        is_and_so_on = stop.line.startswith(KHMER_REST, stop.end)
+        return "inside" if stop.marks == "។" and is_and_so_on else "end"
     if stop.marks[-1] in UNSPACED_STOPS or stop.is_among_han:
         return _judge_unspaced(stop)
     has_border = stop.space or stop.is_before_opening
@@ -690,10 +696,10 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Function that counts the tokens of each text. Counts are additive over texts joined
 by a space."""
 
-CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣၊])|(?<=……)|(?<=——)")
+CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣፤၊᠂])|(?<=……)|(?<=——)")
 WORD_END = re.compile(r"(?<=\s)")
 JOINED_AFTER = (
-    "\u0300-\u036f\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff"
+    f"{WORD_MARKS}\u200c\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff"
     # Thai and Lao; Khmer, Burmese and Tibetan; Kana.
     "\u0e30-\u0e3a\u0e45-\u0e4e\u0eb0-\u0ebc\u0ec6-\u0ece"
     "\u17b4-\u17d3\u102b-\u103e\u0f71-\u0f84\u0f8d-\u0fbc"

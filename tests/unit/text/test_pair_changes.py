@@ -13,6 +13,7 @@ from transduce.text.corpus import SentencePair
 from transduce.text.pair_changes import (
     KEYBOARDS,
     NEIGHBOURS,
+    TYPED_LETTER,
     TextAugmentationConfig,
     in_case,
     joined,
@@ -39,6 +40,10 @@ def pair(source: str, target: str) -> SentencePair:
         ("don't (see) McDonald's well-known", "title", "en",
          "Don't (See) McDonald's Well-known"),
         ("ǆep «über» 3rd _x", "title", None, "ǅep «Über» 3rd _x"),
+        ("ο Μάιος ή η ώρα της Ρεβέκκας· ἄνθρωπος, ΐδιος", "upper", "el",
+         "Ο ΜΑΪΟΣ Ή Η ΩΡΑ ΤΗΣ ΡΕΒΕΚΚΑΣ· ΑΝΘΡΩΠΟΣ, ΪΔΙΟΣ"),
+        ("και είναι το παιδί του", "upper", "el", "ΚΑΙ ΕΙΝΑΙ ΤΟ ΠΑΙΔΙ ΤΟΥ"),
+        ("ijs op (ijzeren) wijk", "title", "nl-BE", "IJs Op (IJzeren) Wijk"),
         ("我们在这里。", "upper", "zh", "我们在这里。"),
         ("", "title", "en", ""),
     ],
@@ -97,6 +102,14 @@ def test_a_typo_swaps_drops_doubles_or_mistypes_one_letter(word):
     found = [kind_of_typo(word, with_typos(word, Random(s))) for s in range(400)]
     assert {found.count(kind) > 60 for kind in set(found)} == {True}
     assert set(found) == {"swapped", "dropped", "doubled", "neighbour"}
+
+
+def test_a_typo_in_hindi_keeps_vowel_signs_with_their_letters():
+    letters = {"कि", "ता", "बें"}
+    found = [with_typos("किताबें", Random(seed)) for seed in range(60)]
+    typed = {tuple(TYPED_LETTER.findall(word)) for word in found}
+    assert {("ता", "कि", "बें"), ("कि", "बें"), ("कि", "कि", "ता", "बें")} <= typed
+    assert letters.issuperset(letter for word in typed for letter in word)
 
 
 def test_short_words_digits_and_scripts_without_spaces_have_no_typos():

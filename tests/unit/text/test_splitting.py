@@ -23,6 +23,13 @@ LANGUAGES = st.sampled_from([None, "en", "de", "fr", "zh", "ru", "th"])
 
 # A bar is where a sentence ends.
 TABLE = [
+    ("am", "ሰላም ነው፡፡ |እንዴት ነህ? |እሺ።"),
+    ("bn", "আমি যাই। |ড. রহমান এলেন।"),
+    ("bo", "ང་འགྲོ། ། |ཁྱོད་ཡོང་། །"),
+    ("km", "ក្រូច ចេក ។ល។ |ខ្ញុំទៅ ។ |គាត់មក។"),
+    ("ta", "நான் போகிறேன். |திரு. ராமன் வந்தார். |ரூ. 500 தந்தார்."),
+    ("th", "เวลา 10.30 น. ดร. สมชายไป"),
+    ("vi", "TP. Hồ Chí Minh đẹp. |TS. Nam đến. |Ở Q. 1."),
     ("de", "Er kam am 3. Mai an. |Sie ging."),
     ("de", "Das ist z. B. Er. |Gut."),
     ("de", "Wir, d. h. alle, kamen u. a. Die Stadt."),
@@ -372,6 +379,7 @@ def test_no_text_is_lost_and_no_part_is_too_long(text: str, max_tokens: int) -> 
         ("กำลังเดินทางไปที่บ้าน", ["กำลัง", "เดิน", "ทางไป", "ที่", "บ้าน"]),
         ("e\u0301" * 4, ["e\u0301" * 2, "e\u0301" * 2]),
         ("きょうはチャンス", ["きょうは", "チャンス"]),
+        ("किताबेंघर", ["किता", "बेंघर"]),  # Hindi
     ],
 )
 def test_no_letter_is_separated_from_its_marks(text: str, parts: list[str]) -> None:
