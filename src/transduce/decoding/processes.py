@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import accumulate, chain, pairwise
 from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
@@ -311,6 +312,9 @@ MESSAGE_INTERVAL_S = 0.02
 """Least time between two messages of a worker: each interrupts another process."""
 POLL_S = 0.05
 """Time between two calls of `on_step` while workers search."""
+OOM_SCORE, MAX_OOM_SCORE = 50, 1000
+"""Increase of a worker's score by which Linux chooses what to kill when memory runs
+out, in thousandths of the memory, and the largest score."""
 FIRST_FILE = 3
 """Number of the first file after standard input, output and error."""
 
@@ -587,6 +591,7 @@ def _run_worker(searcher: object, connection: Connection, parent: int) -> NoRetu
             if os.sched_getscheduler(0) == os.SCHED_OTHER:  # not as the user chose
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         _close_files(connection.fileno())
+        _die_first()
         use_threads(1)
         gc.freeze()  # inherited objects stay, so collections need not visit them
         with suppress(EOFError, OSError):  # the first process has ended
@@ -599,12 +604,36 @@ def _run_worker(searcher: object, connection: Connection, parent: int) -> NoRetu
 
 
 def _close_files(kept: int) -> None:
-    """Close inherited files, so that what the first process closes is closed."""
+    """Close inherited files, so that what the first process closes is closed.
+
+    Only open ones are closed, since the limit may be a billion, as in containers, and
+    not every system closes a range of files at once.
+    """
     null = os.open(os.devnull, os.O_RDWR)
     for standard in range(2):
         os.dup2(null, standard)
-    os.closerange(FIRST_FILE, kept)
-    os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+    try:
+        inherited = map(int, os.listdir("/proc/self/fd"))
+    except OSError:  # there is no /proc
+        os.closerange(FIRST_FILE, kept)
+        os.closerange(kept + 1, os.sysconf("SC_OPEN_MAX"))
+        return
+    for descriptor in inherited:
+        if descriptor >= FIRST_FILE and descriptor != kept:
+            with suppress(OSError):  # that of the list, which is closed by now
+                os.close(descriptor)
+
+
+def _die_first() -> None:
+    """Let the system kill this process rather than the first when memory runs out.
+
+    They are about equally large, as they share the weights, but the first process can
+    replace another, and has the results of all.
+    """
+    score = Path("/proc/self/oom_score_adj")
+    with suppress(OSError, ValueError):
+        before = int(score.read_text(encoding="ascii"))
+        score.write_text(str(min(before + OOM_SCORE, MAX_OOM_SCORE)), encoding="ascii")
 
 
 def batch_messages(

@@ -472,6 +472,28 @@ def test_a_worker_holds_no_file_open(shared: Translator, others: set[int]) -> No
     assert shared.symbols is None
 
 
+def test_a_process_that_searches_is_killed_before_the_first(
+    shared: Translator, others: set[int]
+) -> None:
+    def score(process: int) -> int:
+        return int(Path(f"/proc/{process}/oom_score_adj").read_text())
+
+    for pid in children() - others:
+        wait_until(lambda pid=pid: score(pid) > score(os.getpid()))
+    assert shared.symbols is None
+
+
+def test_a_worker_starts_soon_however_many_files_may_be_open(
+    others: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without a call of the system, each of a billion numbers would be tried.
+    monkeypatch.delattr(os, "closerange")
+    pool = WorkerPool(object(), 2, "cpu")
+    found = list(chain.from_iterable(pool.search(SHORT)))
+    searched = {hypotheses[0].ids[0] for _, hypotheses in found}
+    assert searched == children() - others
+
+
 def test_a_system_that_forbids_new_processes_is_reported(
     alone: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
