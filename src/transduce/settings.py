@@ -56,8 +56,13 @@ def shown_json(value: object) -> str:
 
 
 def require_between(key: str, value: float | None, least: float, most: float) -> None:
-    """Raise `ConfigError` if a setting is out of bounds; None is always allowed."""
+    """Raise `ConfigError` if a setting is out of bounds; None is always allowed.
+
+    A flag is no number, though Python counts True as 1.
+    """
     try:
+        if isinstance(without_numpy(value), bool):
+            raise TypeError
         if value is None or least <= value <= most:
             return
     except TypeError:
@@ -69,11 +74,9 @@ def require_between(key: str, value: float | None, least: float, most: float) ->
 def require_one_of(key: str, value: object, literal: object) -> None:
     """Raise `ConfigError` if a setting is none of the strings of a `Literal`."""
     choices = typing.get_args(literal)
-    if value not in choices:
-        *others, last = (f'"{choice}"' for choice in choices)
-        given = f'"{value}"' if isinstance(value, str) else shown(value)
+    if not isinstance(value, str) or value not in choices:
         raise ConfigError(
-            f"`{key}` must be {', '.join(others)} or {last}, but is {given}."
+            f"`{key}` must be {_listed(choices)}, but is {_shown_choice(value)}."
         )
 
 
@@ -196,8 +199,10 @@ def apply_mapping(
 def convert_and_check(config: object, prefix: str = "") -> None:
     """Convert the fields of a dataclass to their own types, in place.
 
-    NumPy's numbers become Python's, as JSON files have no others. Raises `ConfigError`
-    if a field holds a value of another type.
+    Every dataclass of settings calls this first in `__post_init__`, since Python does
+    not check types: "512" and True would pass for numbers. NumPy's numbers become
+    Python's, as JSON files have no others. Raises `ConfigError` if a field holds a
+    value of another type, or none of its choices.
     """
     kind: Any = type(config)
     present = {name: getattr(config, name) for name in _type_hints(kind)}
@@ -219,8 +224,12 @@ def converted(kind: Any, values: Mapping[str, Any], prefix: str = "") -> dict[st
 
 @cache
 def _type_hints(kind: type) -> dict[str, Any]:
-    """Cache the hints, since every search call has its own settings."""
-    return typing.get_type_hints(kind)
+    """Return the types of a dataclass's fields.
+
+    They are cached, since every search call has its own settings.
+    """
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in fields(kind)}
 
 
 def _value(text: str) -> Any:
@@ -239,6 +248,8 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
 
     The first option of a union that fits is taken.
     """
+    if type(value) is expected:
+        return value
     value = without_numpy(value)
     options = typing.get_args(expected) if _is_union(expected) else (expected,)
     for option in options:
@@ -247,28 +258,40 @@ def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
                 return choice
         elif option is float and type(value) is int and abs(value) <= MAX_WHOLE:
             return float(value)
-        elif type(value) is option:
+        elif type(value) is option or _is_made_by(option, value):
             return value
         elif _fits_structure(option, value):
             return _structure(key, value, option, where)
-    raise ConfigError(
-        f"{where}`{key}` must be {_describe(options)}, but is {shown(value)}."
-    )
+    is_choice = all(typing.get_origin(each) is typing.Literal for each in options)
+    given = _shown_choice(value) if is_choice else shown(value)
+    raise ConfigError(f"{where}`{key}` must be {_describe(options)}, but is {given}.")
 
 
 def without_numpy(value: Any) -> Any:
-    """Return a NumPy number as Python's int or float, and anything else as it is."""
-    # By the module's name, as importing NumPy takes long.
-    if type(value).__module__ != "numpy" or not isinstance(value, Real):
+    """Return a NumPy number, flag or string as Python's, anything else as it is."""
+    # By names, as importing NumPy takes long.
+    kind = type(value)
+    if kind.__module__ != "numpy":
+        return value
+    if kind.__name__ in ("bool", "bool_"):
+        return bool(value)
+    if isinstance(value, str):
+        return str(value)
+    if not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def _is_made_by(option: Any, value: Any) -> bool:
+    """Whether an option is a protocol of settings, and a value has its members."""
+    return getattr(option, "_is_protocol", False) and isinstance(value, option)
 
 
 def _choice(value: Any, choices: Sequence[str]) -> str | None:
     """Return the choice that a value is; None if it is none of them."""
     if value is None:  # a bare `none`, of which `_value` makes None
         value = "none"
-    return value if value in choices else None
+    return value if isinstance(value, str) and value in choices else None
 
 
 def _fits_structure(option: Any, value: Any) -> bool:
@@ -326,16 +349,31 @@ def _describe(options: Sequence[Any]) -> str:
     described = []
     for option in options:
         if typing.get_origin(option) is typing.Literal:
-            described += [f'"{choice}"' for choice in typing.get_args(option)]
+            described.append(_listed(typing.get_args(option)))
         else:
             described.append(words.get(option) or _table_or_list(option))
     return " or ".join(described)
+
+
+def _shown_choice(value: object) -> str:
+    """Format a value as choices are listed: strings in double quotes."""
+    if not isinstance(value, str):
+        return shown(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+
+
+def _listed(choices: Sequence[str]) -> str:
+    *others, last = (f'"{choice}"' for choice in choices)
+    return f"{', '.join(others)} or {last}"
 
 
 def _table_or_list(option: Any) -> str:
     if typing.get_origin(option) is tuple:
         is_of_tables = is_dataclass(typing.get_args(option)[0])
         return "a list of tables" if is_of_tables else "a list"
+    if getattr(option, "_is_protocol", False):
+        return f"of type {option.__name__}"
     is_table = is_dataclass(option) or typing.get_origin(option) is Mapping
     return "a table" if is_table else "none"
 

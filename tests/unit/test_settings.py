@@ -1,12 +1,16 @@
 from collections.abc import Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from types import UnionType
 from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
+from transduce.architectures.config import CONFIGS, ExpertsConfig
+from transduce.data.corpus_mixture import CorpusConfig
+from transduce.data.treebank import AugmentationConfig
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, PRESETS, RunConfig
 from transduce.settings import (
@@ -14,6 +18,7 @@ from transduce.settings import (
     apply_file,
     apply_mapping,
     nested,
+    require_between,
 )
 
 
@@ -98,7 +103,7 @@ def test_a_setting_is_not_another_that_begins_like_it() -> None:
             "model.output_bias=1",
             r"`model\.output_bias` must be true or false, but is 1",
         ),
-        ("model.norm=mid", r'`model\.norm` must be "post" or "pre", but is \'mid\''),
+        ("model.norm=mid", r'`model\.norm` must be "post" or "pre", but is "mid"'),
         (
             "training.checkpoint_steps=x",
             r"`training\.checkpoint_steps` must be a whole number or none, but is 'x'",
@@ -261,6 +266,57 @@ def test_numbers_of_numpy_become_pythons() -> None:
     assert (config.steps, type(config.steps)) == (7, int)
     scale = config.learning_rate_scale
     assert (scale, type(scale)) == (0.5, float)
+
+
+TABLES = [
+    *(get_args(hint) or (hint,) for hint in get_type_hints(RunConfig).values()),
+    *((each,) for each in CONFIGS.values()),
+    (RunConfig,),
+    (ExpertsConfig,),
+    (AugmentationConfig,),
+]
+CLASSES = {kind for kinds in TABLES for kind in kinds if is_dataclass(kind)}
+REQUIRED = {CorpusConfig: {"name": "a", "source": "a.en", "target": "a.de"}}
+WRONG: dict[object, list[object]] = {
+    int: ["5", 5.0, True],
+    float: ["0.5", True],
+    bool: [1, "no", None],
+    str: [5],
+}
+
+
+@pytest.mark.parametrize("kind", sorted(CLASSES, key=str))
+@pytest.mark.usefixtures("unchecked_types")
+def test_settings_made_in_python_have_the_types_of_their_fields(kind: Any) -> None:
+    given = REQUIRED.get(kind, {})
+    kind(**given)
+    for each in fields(kind):
+        hint = get_type_hints(kind)[each.name]
+        options = get_args(hint) if type(hint) is UnionType else (hint,)
+        for wrong in [object(), *WRONG.get(options[0], [])]:
+            if type(wrong) not in options:
+                with pytest.raises(ConfigError, match=rf"[`.]{each.name}` must be"):
+                    kind(**{**given, each.name: wrong})
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_settings_made_in_python_keep_the_types_of_json() -> None:
+    training = RunConfig(training={"learning_rate_scale": 2}).training  # type: ignore[arg-type]
+    assert type(training.learning_rate_scale) is float
+    tokenizer = replace(BASE.tokenizer, kind=np.str_("word"), vocab_size=np.int32(900))
+    assert (type(tokenizer.kind), type(tokenizer.vocab_size)) == (str, int)
+    assert type(replace(BASE.model, tied_output=np.False_).tied_output) is bool
+
+
+def test_a_corpus_may_have_paths_of_files() -> None:
+    corpus = CorpusConfig(name="a", source=Path("a.en"), target=[Path("a.de"), "b.de"])  # type: ignore[arg-type]
+    assert (corpus.source, corpus.target) == ("a.en", ("a.de", "b.de"))
+
+
+@pytest.mark.parametrize("flag", [True, np.True_])
+def test_a_flag_is_not_within_bounds(flag: bool) -> None:
+    with pytest.raises(ConfigError, match="`worst` must be a number, but is .*True"):
+        require_between("worst", flag, 0, 1)
 
 
 def test_a_bool_of_numpy_is_no_number() -> None:

@@ -22,7 +22,7 @@ from typing import (
 
 from transduce.errors import ConfigError, RequestError
 from transduce.model.config import MAX, ModelConfig, Norm, Positions, count_parameters
-from transduce.settings import require_between, require_one_of, require_rate, shown
+from transduce.settings import convert_and_check, require_between, require_rate, shown
 
 TRANSFORMER = "transformer"
 """Architecture of folders that name none."""
@@ -165,16 +165,8 @@ class RecurrentConfig:
     """First bias of the forget gates of LSTMs; 1 in tensorflow/nmt."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "model.")
         self._check_sizes()
-        for name, literal in {
-            "cell": Cell,
-            "attention": AttentionFunction,
-            "attention_query": AttentionQuery,
-            "readout": Readout,
-            "initial_state": InitialState,
-            "initial_weights": InitialWeights,
-        }.items():
-            require_one_of(f"model.{name}", getattr(self, name), literal)
         require_rate("model.dropout", self.dropout)
         self._check_layers()
         self._check_readout()
@@ -381,6 +373,7 @@ class DeepAttConfig:
     layers."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "model.")
         for name, largest in DEEP_ATT_MAX.items():
             require_between(f"model.{name}", getattr(self, name), 1, largest)
         if self.d_model % 4:
@@ -388,7 +381,6 @@ class DeepAttConfig:
                 "`model.d_model` must be a multiple of 4, as the context has a quarter "
                 f"of the width of the encoder's top vectors, but is {self.d_model}."
             )
-        require_one_of("model.fast_forward", self.fast_forward, FastForward)
         require_rate("model.dropout", self.dropout)
 
     def scaled(self, factor: float) -> "DeepAttConfig":
@@ -511,6 +503,7 @@ class ConvolutionalConfig:
     outputs."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "model.")
         for name, largest in (
             ("vocab_size", MAX["vocab_size"]),
             ("target_vocab_size", MAX["vocab_size"]),
@@ -644,6 +637,7 @@ class ByteNetConfig:
     none for translation."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "model.")
         for name, largest in (
             ("vocab_size", MAX["vocab_size"]),
             ("target_vocab_size", MAX["vocab_size"]),
@@ -660,7 +654,6 @@ class ByteNetConfig:
                 "`model.largest_dilation` must be a power of two, as dilations double, "
                 f"but is {self.largest_dilation}."
             )
-        require_one_of("model.stacking", self.stacking, Stacking)
         require_rate("model.dropout", self.dropout)
 
     def scaled(self, factor: float) -> "ByteNetConfig":
@@ -734,6 +727,7 @@ class ExpertsConfig:
 
     def __post_init__(self) -> None:
         where = "model.experts"
+        convert_and_check(self, f"{where}.")
         for name, largest in {"num_experts": 2**20, "d_ff": 2**18, "top_k": 64}.items():
             require_between(f"{where}.{name}", getattr(self, name), 1, largest)
         require_between(f"{where}.num_groups", self.num_groups, 2, self.num_experts)
@@ -750,7 +744,6 @@ class ExpertsConfig:
                 f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but "
                 f"is {self.top_k}."
             )
-        require_one_of(f"{where}.gating", self.gating, Gating)
         for name in ("importance_weight", "load_weight"):
             require_between(f"{where}.{name}", getattr(self, name), 0, 1_000)
 
@@ -832,7 +825,8 @@ class MixtureTransformerConfig:
     """Mixture of experts in place of each feed-forward network."""
 
     def __post_init__(self) -> None:
-        _ = self.transformer  # checks the settings that both have
+        convert_and_check(self, "model.")
+        _ = self.transformer  # checks the bounds of the settings that both have
 
     def scaled(self, factor: float) -> "MixtureTransformerConfig":
         """Return the settings with all widths multiplied by a factor."""
@@ -910,6 +904,7 @@ class MixtureRecurrentConfig:
     """The mixtures of experts: one in the encoder, one in the decoder."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "model.")
         for name, least, most in (
             ("vocab_size", 1, MAX["vocab_size"]),
             ("target_vocab_size", 1, MAX["vocab_size"]),

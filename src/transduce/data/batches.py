@@ -21,7 +21,7 @@ from jaxtyping import Float64, Integer
 
 from transduce.data.corpus_mixture import CorpusMixture
 from transduce.data.dataset import OFFSET_TYPE, Dataset, EncodedSide
-from transduce.settings import require_between
+from transduce.settings import convert_and_check, require_between
 
 if TYPE_CHECKING:
     import transduce.data.tensors
@@ -58,6 +58,7 @@ class BatchingConfig:
     dropped."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "batching.")
         for name in ("source_tokens", "target_tokens", "batch_tokens"):
             require_between(f"batching.{name}", getattr(self, name), 1, MAX_TOKENS)
         require_between("batching.max_length", self.max_length, 1, MAX_LENGTH)

@@ -25,7 +25,7 @@ from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
 from transduce.files import path_of
 from transduce.metrics.scores import Tokenize
-from transduce.settings import require_one_of, shown
+from transduce.settings import convert_and_check, shown
 from transduce.text.corpus import (
     SentencePair,
     aligned_lines,
@@ -412,7 +412,7 @@ class EvaluationConfig:
     least 200 pairs and at most 2,000; none of a corpus of fewer than 400."""
 
     def __post_init__(self) -> None:
-        require_one_of("evaluation.tokenize", self.tokenize, Tokenize)
+        convert_and_check(self, "evaluation.")
 
 
 Part = TypeVar("Part")

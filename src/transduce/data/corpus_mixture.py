@@ -18,7 +18,7 @@ from jaxtyping import Integer
 
 from transduce.errors import LIST_CORPORA, ConfigError, counted
 from transduce.files import require_no_nul
-from transduce.settings import convert_and_check, require_between, without_numpy
+from transduce.settings import convert_and_check, require_between
 from transduce.text.languages import canonical, guess_all
 from transduce.text.vocabulary import corpus_tag
 
@@ -50,6 +50,9 @@ class CorpusConfig:
     each source; None if all corpora have one target language."""
 
     def __post_init__(self) -> None:
+        for side in ("source", "target"):
+            object.__setattr__(self, side, _names(getattr(self, side)))
+        convert_and_check(self, "corpora.")
         if self.tag is not None:
             object.__setattr__(self, "tag", corpus_tag(self.tag))
         if self.target_language is not None:
@@ -64,7 +67,6 @@ class CorpusConfig:
                 )
             for path in _files(getattr(self, side)):
                 require_no_nul(f"corpora.{self.name}.{side}", str(path))
-        object.__setattr__(self, "weight", without_numpy(self.weight))
         _require_positive(self.name, self.weight)
 
     @property
@@ -131,6 +133,13 @@ def with_target_languages(
         replace(corpus, target_language=language)
         for corpus, language in zip(corpora, languages, strict=True)
     )
+
+
+def _names(side: object) -> object:
+    """Return paths of files as text, as records hold them."""
+    if isinstance(side, list | tuple):
+        return tuple(map(_names, side))
+    return str(side) if isinstance(side, Path) else side
 
 
 def _files(side: str | tuple[str, ...]) -> tuple[Path, ...]:

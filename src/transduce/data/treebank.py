@@ -23,7 +23,7 @@ from transduce.data.prepared_corpus import (
     prepare,
 )
 from transduce.errors import ConfigError, DataError
-from transduce.settings import require_between, require_one_of
+from transduce.settings import convert_and_check, require_between
 from transduce.text.corpus import (
     read_lines,
     read_text,
@@ -67,6 +67,7 @@ class AugmentationConfig:
     """Seed of the variants."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "treebank.augmentation.")
         require_between("treebank.augmentation.copies", self.copies, 0, MAX_COPIES)
         require_between("treebank.augmentation.seed", self.seed, 0, 2**63 - 1)
         for name in ("cut", "replaced_constituents", "replaced_words"):
@@ -195,8 +196,8 @@ class TreebankConfig:
     """Augmentation of the training trees by variants."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "treebank.")
         require_between("treebank.guidance", self.guidance, 0, MAX_GUIDANCE)
-        require_one_of("treebank.style", self.style, StyleName)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

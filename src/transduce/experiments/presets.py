@@ -24,7 +24,7 @@ from transduce.data.treebank import AugmentationConfig, TreebankConfig
 from transduce.errors import NAME_START, ConfigError, unknown_name
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
-from transduce.settings import apply_mapping
+from transduce.settings import apply_mapping, convert_and_check
 from transduce.text.languages import LanguagesConfig
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.vocabulary import TokenizerConfig
@@ -58,6 +58,9 @@ class RunConfig:
     stages: tuple[StageConfig, ...] = ()
     """Stages of training, each with weights of the corpora; empty if the weights stay
     the same."""
+
+    def __post_init__(self) -> None:
+        convert_and_check(self)
 
     @property
     def sized_model(self) -> ArchitectureConfig:

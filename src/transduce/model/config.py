@@ -13,21 +13,13 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between, require_one_of, require_rate
+from transduce.settings import convert_and_check, require_between, require_rate
 
 Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
 Scores = Literal["scaled", "unscaled", "additive"]
 Activation = Literal["relu", "silu"]
 DecoderSelfAttention = Literal["attention", "ssru"]
-CHOICES = {
-    "positions": Positions,
-    "norm": Norm,
-    "scores": Scores,
-    "activation": Activation,
-    "decoder_self_attention": DecoderSelfAttention,
-}
-"""Values of settings that are one of several names."""
 AttentionKind = Literal["encoder", "decoder", "encoder-decoder"]
 ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """The three uses of attention (section 3.2.3): self-attention in the encoder and in the
@@ -127,10 +119,9 @@ class ModelConfig:
     say. Marian's own models start with zeros, as does tensor2tensor."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "model.")
         for name, largest in MAX.items():
             require_between(f"model.{name}", getattr(self, name), 1, largest)
-        for name, literal in CHOICES.items():
-            require_one_of(f"model.{name}", getattr(self, name), literal)
         for name in ("dropout", "attention_dropout", "relu_dropout"):
             require_rate(f"model.{name}", getattr(self, name))
         if not 1 < self.position_base <= MAX_POSITION_BASE:

@@ -14,6 +14,7 @@ from pathlib import Path, PurePath
 from unicodedata import category
 
 from transduce.errors import ConfigError
+from transduce.settings import convert_and_check
 
 NAMES = {
     "aa": "Afar", "ab": "Abkhazian", "ae": "Avestan", "af": "Afrikaans", "ak": "Akan",
@@ -316,6 +317,7 @@ class LanguagesConfig:
     """Language that the model writes."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "languages.")
         for side in ("source", "target"):
             if (tag := getattr(self, side)) is not None:
                 object.__setattr__(self, side, canonical(tag))

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from unicodedata import normalize
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between, require_one_of
+from transduce.settings import convert_and_check, require_between
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import UNSPACED_LETTERS, WORD_MARKS, base
 from transduce.text.splitting import SPACED_STOPS, UNSPACED_STOPS, space_between
@@ -62,6 +62,7 @@ class TextAugmentationConfig:
     """Sides with dropout or sampling of sub-words: "both", "source" or "target"."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self, "augmentation.")
         for name in (*SHARES, "subword_dropout"):
             if not 0 <= (share := getattr(self, name)) <= 1:
                 raise ConfigError(
@@ -74,7 +75,6 @@ class TextAugmentationConfig:
                 f"{total:g}."
             )
         require_between("augmentation.subword_alpha", self.subword_alpha, 0, MAX_ALPHA)
-        require_one_of("augmentation.subword_sides", self.subword_sides, Sides)
 
     @property
     def used(self) -> dict[str, float]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transduce.errors import ConfigError, RequestError
-from transduce.settings import require_between, require_one_of, shown
+from transduce.settings import convert_and_check, require_between, shown
 from transduce.text.languages import best_match, canonical, english_name
 
 TokenizerKind = Literal["bpe", "word-piece", "word", "character"]
@@ -52,7 +52,7 @@ class TokenizerConfig:
     give fewer."""
 
     def __post_init__(self) -> None:
-        require_one_of("tokenizer.kind", self.kind, TokenizerKind)
+        convert_and_check(self, "tokenizer.")
         require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
         if self.vocab_size <= self.num_reserved:
             others = "bytes" if self.has_bytes else "unknown words"

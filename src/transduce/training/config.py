@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transduce.errors import ConfigError
-from transduce.settings import require_between, require_one_of, require_rate, shown
+from transduce.settings import convert_and_check, require_between, require_rate, shown
 
 BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon", "sgd", "nesterov"]
 RewardKind = Literal["none", "gleu"]
 Schedule = Literal["inverse-sqrt", "constant", "warm-hold-decay", "halving", "plateau"]
-CHOICES = {"optimizer": OptimizerKind, "schedule": Schedule, "reward": RewardKind}
-"""Values of settings that are one of several names."""
 MAX = {
     "steps": 10**9,
     "warmup_steps": 10**9,
@@ -162,11 +160,7 @@ class TrainingConfig:
         return self.reward != "none" and step > self.likelihood_steps
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        for name, literal in CHOICES.items():
-            require_one_of(f"training.{name}", getattr(self, name), literal)
-
-    def _check_numbers(self) -> None:
+        convert_and_check(self, "training.")
         for name, largest in MAX.items():
             require_between(f"training.{name}", getattr(self, name), 1, largest)
         require_between("training.hold_steps", self.hold_steps, 0, MAX["steps"])
@@ -192,6 +186,12 @@ class TrainingConfig:
         share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_met=0 <= share <= 1)
         _require("seed", self.seed, "from 0 to 2^63 - 1", is_met=0 <= self.seed < 2**63)
+
+
+def rate_setting(config: TrainingConfig) -> str:
+    """Return the full name of the setting that lowers the learning rate."""
+    has_peak = config.schedule != "inverse-sqrt"
+    return f"training.{'learning_rate' if has_peak else 'learning_rate_scale'}"
 
 
 def _require(name: str, value: object, bound: str, *, is_met: bool) -> None:

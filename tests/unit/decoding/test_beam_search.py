@@ -451,7 +451,7 @@ def test_the_maximum_length_leaves_room_for_a_required_minimum(
 
 @pytest.mark.usefixtures("unchecked_types")
 def test_an_unknown_length_penalty_is_refused() -> None:
-    message = '`search.penalty` must be "gnmt" or "power", but is \'none\''
+    message = '`search.penalty` must be "gnmt" or "power", but is "none"'
     with pytest.raises(ConfigError, match=message):
         SearchConfig(penalty="none")  # type: ignore[arg-type] # on purpose
 
