@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from transduce.machine import one_thread
 from transduce.model.attention import MultiHeadAttention
+from transduce.settings import MAX_WHOLE, convert_and_check, require_between
 
 LayerType = Literal[
     "self-attention",
@@ -58,6 +59,13 @@ class LayerSizes:
     """Kernel width of a convolution."""
     r: int = 1
     """Neighbourhood of restricted self-attention, in positions to either side."""
+
+    def __post_init__(self) -> None:
+        convert_and_check(self)
+        # A convolution of width 1 would connect no two positions, in any number of
+        # layers.
+        for name, least in (("n", 1), ("d", 1), ("k", 2), ("r", 1)):
+            require_between(name, getattr(self, name), least, MAX_WHOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

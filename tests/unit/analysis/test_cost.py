@@ -20,6 +20,7 @@ from transduce.analysis.cost import (
     share_of_term,
     utilisation,
 )
+from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 from transduce.model.attention import neighbourhood_mask
 from transduce.model.config import update_flops
@@ -56,6 +57,13 @@ def test_dilated_convolutions_reach_a_power_of_their_width(n, path):
 )
 def test_a_single_position_takes_one_step(layer):
     assert layer_cost(layer, LayerSizes(n=1, d=1)).maximum_path_length == 1
+
+
+def test_sizes_with_which_layers_connect_nothing_are_refused():
+    for wrong in ({"k": 1}, {"r": 0}, {"n": 0}):
+        [name] = wrong
+        with pytest.raises(ConfigError, match=f"`{name}` must be a"):
+            LayerSizes(**{"n": 3, "d": 4, **wrong})
 
 
 P100S = Cluster(name="P100", tflops=9.5, num_devices=8)
