@@ -15,7 +15,12 @@ from transduce.cli.back_translate import (
     kept_if_interrupted,
 )
 from transduce.cli.files import Files, Force
-from transduce.cli.options import Assignments, refuse_trees, require_both, run_config
+from transduce.cli.options import (
+    Assignments,
+    changed_by_options,
+    refuse_trees,
+    require_both,
+)
 from transduce.cli.terminal import table_console
 from transduce.cli.training_display import TrainingDisplay
 from transduce.data.corpus_files import EvaluationText
@@ -29,6 +34,7 @@ from transduce.experiments.distillation import (
     distill_in,
     require_own_tokenizer,
     require_student_preset,
+    student_preset,
     students_hardware,
 )
 from transduce.experiments.distillation_report import NAME, as_report
@@ -143,7 +149,8 @@ def distill(
     require_both(dev_source, dev_target, "dev-")
     refuse_trees(*source, *reference)
     require_student_preset(preset)
-    student = run_config(preset, config, settings)
+    base = student_preset(preset, teachers, vocabulary)
+    student = changed_by_options(base, config, settings)
     require_own_tokenizer(preset, student, vocabulary)
     own = open_model(teachers[0]).search or SearchConfig()
     search = own.given({"num_best": 1, "beam_size": beam_size})

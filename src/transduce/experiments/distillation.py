@@ -16,6 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from transduce.architectures.config import num_positions
 from transduce.data.corpus_files import (
     CorpusFiles,
     EvaluationText,
@@ -52,7 +53,7 @@ from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import RUN_CONFIG, RunFolder, is_run
 from transduce.experiments.run_processes import kept_precision
 from transduce.experiments.run_processes import settings as flat_settings
-from transduce.experiments.start_model import tokenizer_settings
+from transduce.experiments.start_model import batching_for, tokenizer_settings
 from transduce.experiments.synthetic_text import (
     COUNTED,
     MAX_RATIO,
@@ -145,8 +146,6 @@ class DistillationPlan:
     def __post_init__(self) -> None:
         require_share("drop_worst", self.drop_worst)
         require_between("num_best", self.num_best, 1, MAX_BEST)
-        if not self.teachers:
-            raise ConfigError("A distillation needs a teacher, but none is given.")
         if self.num_best is not None and not self.reference:
             raise ConfigError(
                 "`num_best` hypotheses are compared with a reference, but there is no "
@@ -312,17 +311,21 @@ def distill(
         require_config("search", search, SearchConfig)
     require_student_preset(preset)
     folder = path_of("out", out)
-    student = with_settings(preset_named(preset), settings or {})
+    models = paths_of("teachers", teachers)
+    compared = tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests)
+    observers = checked_observers(run_observers)
+    base = student_preset(preset, models, vocabulary)
+    student = with_settings(base, settings or {})
     require_own_tokenizer(preset, student, vocabulary)
     plan = DistillationPlan(
-        teachers=paths_of("teachers", teachers),
+        teachers=models,
         source=paths_of("source", source),
         student=student,
         reference=paths_of("reference", reference),
         target_language=target_language,
         dev_source=paths_of("dev_source", dev_source),
         dev_target=paths_of("dev_target", dev_target),
-        tests=tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests),
+        tests=compared,
         vocabulary=vocabulary,
         search=search,
         num_best=num_best,
@@ -336,7 +339,7 @@ def distill(
         plan,
         hardware,
         observer or _Silent(),
-        *checked_observers(run_observers),
+        *observers,
         teacher=partial(
             load,
             *plan.teachers,
@@ -661,6 +664,25 @@ def require_student_preset(name: str) -> None:
             f"The preset {ADAPT} trains a trained model further, but a student is "
             f"trained from the start; choose another preset, such as {STUDENT_TINY}."
         )
+
+
+def student_preset(
+    name: str, teachers: Sequence[Path], vocabulary: Vocabulary
+) -> RunConfig:
+    """Return the settings of a preset, with lengths that fit the teachers' tokens.
+
+    Raises `ConfigError` without a teacher, and `CheckpointError` for a damaged one.
+    """
+    if not teachers:
+        raise ConfigError("A distillation needs a teacher, but none is given.")
+    config = preset_named(name)
+    if vocabulary == "new":
+        return config
+    tokenizer = open_model(teachers[0], with_shortlist=False).tokenizer
+    batching = batching_for(tokenizer, config)
+    if (most := num_positions(config.model)) is not None:
+        batching = replace(batching, max_length=min(batching.max_length, most))
+    return replace(config, batching=batching)
 
 
 def require_own_tokenizer(

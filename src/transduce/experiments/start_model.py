@@ -25,6 +25,7 @@ from transduce.checkpoint import (
     save_training,
     write_model,
 )
+from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.data.dataset import EncodedSide, open_dataset
@@ -186,13 +187,10 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     as many weights as the layer has inputs (Yang et al., 2021).
     """
     config = preset(name)
-    model, training, batching = start.model.config, config.training, config.batching
+    model, training = start.model.config, config.training
+    batching = batching_for(start.model.tokenizer, config)
     if name == ADAPT:
         training = replace(training, learning_rate=_adaptation_rate(model.d_model))
-        # A sentence has several times as many characters as sub-words. The end counts.
-        longest = max_source_tokens(start.model.tokenizer) + 1
-        longest = max(batching.max_length, longest)
-        batching = replace(batching, max_length=longest)
     if (most := num_positions(start.model.config)) is not None:
         batching = replace(batching, max_length=min(batching.max_length, most))
     if start.state is not None:
@@ -216,6 +214,19 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
         search=search,
         treebank=treebank,
     )
+
+
+def batching_for(tokenizer: Tokenizer, config: RunConfig) -> BatchingConfig:
+    """Return the batching of a preset, with lengths that fit a model's tokenizer.
+
+    A sentence has several times as many characters as sub-words, whose number most
+    presets limit.
+    """
+    batching, kind = config.batching, tokenizer_settings(tokenizer).kind
+    if kind != "character" or config.tokenizer.kind == kind:
+        return batching
+    longest = max_source_tokens(tokenizer) + 1  # the end counts
+    return replace(batching, max_length=max(batching.max_length, longest))
 
 
 def _adaptation_rate(d_model: int) -> float:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ import pytest
 import torch
 
 import transduce
+from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
-from transduce.experiments.distillation import _discard, students_hardware
+from transduce.experiments.distillation import (
+    Vocabulary,
+    _discard,
+    student_preset,
+    students_hardware,
+)
 from transduce.experiments.run_folder import RUN_CONFIG, RunFolder
 from transduce.machine import Precision
+from transduce.model.transformer import Transformer
+from transduce.text.tokenizer import learn_tokenizer
+from transduce.text.vocabulary import TokenizerConfig
 
 
 @pytest.mark.parametrize(
@@ -57,6 +67,35 @@ def test_a_wrong_argument_is_a_config_error(
     with pytest.raises(ConfigError, match=re.escape(message)):
         transduce.distill("teacher", "my.en", tmp_path / "out", device="cpu", **changes)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("preset", "vocabulary", "longest"),
+    [
+        ("student-tiny", "teacher", 601),
+        ("student-tiny", "new", 256),
+        ("bytenet-multi30k", "teacher", 400),
+    ],
+)
+def test_a_student_of_characters_learns_lines_as_long_as_the_teacher_translates(
+    trained_checkpoint: Checkpoint,
+    tmp_path: Path,
+    preset: str,
+    vocabulary: Vocabulary,
+    longest: int,
+) -> None:
+    characters = TokenizerConfig(kind="character", vocab_size=290)
+    tokenizer = learn_tokenizer(["a dog sleeps"], characters)
+    config = replace(trained_checkpoint.config, vocab_size=tokenizer.vocab_size)
+    teacher = replace(
+        trained_checkpoint,
+        config=config,
+        tokenizer=tokenizer,
+        weights=Transformer(config).state_dict(),
+    )
+    save_model(teacher, tmp_path / "teacher")
+    student = student_preset(preset, [tmp_path / "teacher"], vocabulary)
+    assert student.batching.max_length == longest
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows locks no folder")
