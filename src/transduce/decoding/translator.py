@@ -73,6 +73,7 @@ from transduce.decoding.translations import (
 from transduce.errors import (
     RequestError,
     TransduceWarning,
+    VersionError,
     counted,
     packages_for,
 )
@@ -133,8 +134,8 @@ class Translator:
 
     Several threads may use one translator at the same time. A pickled one has the paths
     of its model folders and all attributes, but no weights: another process loads the
-    same weights again, and raises `CheckpointError` if they have changed. A copy shares
-    the weights.
+    same weights again, and raises `CheckpointError` if they have changed, or
+    `VersionError` in another version of transduce. A copy shares the weights.
 
     As a context manager, a translator ends its processes at the end of the block:
 
@@ -238,11 +239,16 @@ class Translator:
         kept = {
             name: each for name, each in vars(self).items() if name not in UNPICKLED
         }
-        return {**kept, "num_processes": self.num_processes}
+        return {
+            **kept,
+            "num_processes": self.num_processes,
+            "version": _version(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Prepare the models as `load` does, then set all attributes."""
         kept = dict(state)
+        _require_this_version(kept.pop("version", None))
         num_processes = kept.pop("num_processes")
         device, (first, *others) = kept["device"], kept["_stored_models"]
         choose_device(device.partition(":")[0])  # prepares this process
@@ -796,6 +802,25 @@ class _PartSearch:
     """Minimum number of steps of a part."""
     bad_words: Sequence[Sequence[int]] = ()
     """Tokens of words that must not replace an unknown one."""
+
+
+def _require_this_version(version: object) -> None:
+    """Raise `VersionError` for a translator that another version has pickled.
+
+    Its parts have other attributes, or the same ones in another order.
+    """
+    if version != (ours := _version()):
+        made = "an earlier version" if version is None else f"version {version}"
+        raise VersionError(
+            f"A pickled translator must be of this version of transduce, {ours}, but "
+            f"is of {made}; load the model from its folder, and pickle it again."
+        )
+
+
+def _version() -> str:
+    from transduce import __version__  # looked up among the installed packages
+
+    return __version__
 
 
 def _require_string(name: str, value: object) -> None:

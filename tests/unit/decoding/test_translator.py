@@ -33,6 +33,7 @@ from transduce.errors import (
     ConfigError,
     RequestError,
     TransduceWarning,
+    VersionError,
 )
 from transduce.model.transformer import Transformer
 from transduce.model_folder import change_search
@@ -330,6 +331,20 @@ def test_a_pickled_translator_is_refused_where_a_model_has_changed(
     for each in (pickled, pickle.dumps(translator)):
         with pytest.raises(CheckpointError, match="but have changed since; load the"):
             pickle.loads(each)
+
+
+@pytest.mark.parametrize(
+    ("version", "made"),
+    [({}, "an earlier version"), ({"version": "0.0.7"}, "version 0.0.7")],
+)
+def test_a_translator_that_another_version_pickled_is_refused(
+    translator: Translator, version: dict[str, str], made: str
+) -> None:
+    state = translator.__getstate__()
+    del state["version"]
+    again = object.__new__(Translator)
+    with pytest.raises(VersionError, match=f"but is of {made}; load the model from"):
+        again.__setstate__({**state, **version})
 
 
 class Polite(Translator):
