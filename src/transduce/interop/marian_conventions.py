@@ -16,6 +16,9 @@ NEVER = -1e4
 """Bias that gives a token zero probability in any precision."""
 NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
+LEARNED_START = "learned_start"
+"""Setting that an export adds to `config.json` if the start token's embedding is zero
+and not learned."""
 USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
 

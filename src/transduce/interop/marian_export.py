@@ -50,6 +50,7 @@ from transduce.interop.export import (
     warn_of_lost_shortlist,
 )
 from transduce.interop.marian_conventions import (
+    LEARNED_START,
     NORM_EPSILON,
     USUAL_LENGTH,
     halved,
@@ -215,6 +216,7 @@ def _length_penalty(search: SearchConfig) -> float:
 
 def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
     """Return the settings of a post-norm model with sinusoids and these sizes."""
+    start = {} if config.learned_start else {LEARNED_START: False}
     return MarianConfig(
         vocab_size=config.vocab_size,
         decoder_vocab_size=config.target_vocab_size or config.vocab_size,
@@ -240,6 +242,7 @@ def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:
         eos_token_id=EOS,
         forced_eos_token_id=None,
         decoder_start_token_id=BOS,
+        **start,
     )
 
 

@@ -37,6 +37,7 @@ from transduce.interop.generation_settings import (
     whole,
 )
 from transduce.interop.marian_conventions import (
+    LEARNED_START,
     NEVER,
     NORM_EPSILON,
     halved,
@@ -105,6 +106,7 @@ DEFAULTS = {
     "activation_dropout": 0.0,
     SHARED: True,
     TIED: True,
+    LEARNED_START: True,
 }
 """Values of settings that `config.json` leaves out, as the library has them."""
 EQUAL = {
@@ -190,7 +192,8 @@ def read_settings(folder: Path) -> MarianSettings:
     )
     try:
         model = _model(content, len(vocabularies.source_ids), path)
-        model = replace(model, tied_output=is_tied)
+        is_learned = _flag(content, LEARNED_START, path)
+        model = replace(model, tied_output=is_tied, learned_start=is_learned)
     except ConfigError as error:
         raise CheckpointError(f"{path}: {error}") from None
     return MarianSettings(
@@ -813,12 +816,15 @@ def _checkpoint(
                 f"{TARGET}, but has not; such a model cannot be imported."
             )
         tokenizer = replace(tokenizer, target_vocab_size=target_vocab_size)
+    target = weights.get("target_embedding.weight", weights["embedding.weight"])
     target_language = given.target or settings.languages.target
     require_known_target(target_language, tokenizer, origin)
     return Checkpoint(
         config=replace(
             settings.model,
             target_vocab_size=target_vocab_size,
+            # Another library may have trained the start token since.
+            learned_start=settings.model.learned_start or bool(target[BOS].any()),
             output_bias=any(f"{name}.bias" in weights for name in WRITTEN),
         ),
         weights=weights,

@@ -371,6 +371,24 @@ def test_an_exported_model_can_be_imported(trained_checkpoint, tmp_path):
     assert_same(back, replace(trained_checkpoint, config=config))
 
 
+def test_a_start_that_is_not_learned_comes_back_unless_it_was_trained(
+    trained_checkpoint, tmp_path
+):
+    weights = {name: each.clone() for name, each in trained_checkpoint.weights.items()}
+    weights["embedding.weight"][BOS] = 0
+    config = replace(trained_checkpoint.config, learned_start=False)
+    zero = replace(trained_checkpoint, config=config, weights=weights)
+    exporting.export(zero, tmp_path / "exported", ["one two"])
+    importing.import_model(tmp_path / "exported", tmp_path / "model", ["one two"])
+    assert not load_model(tmp_path / "model").config.learned_start
+    path = tmp_path / "exported" / "model.safetensors"
+    theirs = load_file(path)
+    theirs["model.shared.weight"][BOS] = 0.1
+    save_file(theirs, path, metadata={"format": "pt"})
+    importing.import_model(tmp_path / "exported", tmp_path / "other", ["one two"])
+    assert load_model(tmp_path / "other").config.learned_start
+
+
 def test_an_imported_model_can_be_exported_and_imported_again(checkpoint, tmp_path):
     exporting.export(checkpoint, tmp_path / "exported", [*HARD_TEXTS, *SENTENCES])
     importing.import_model(tmp_path / "exported", tmp_path / "model", SENTENCES[:2])
