@@ -19,6 +19,8 @@ LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
 import os
 import re
+import socket
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -35,6 +37,13 @@ from transduce.nn.kernels import split_like
 
 TIMEOUT = timedelta(days=1)
 """Timeout of collectives: the others wait while the first process scores and saves."""
+JOIN_TIMEOUT = timedelta(minutes=10)
+"""Timeout of joining: processes on several machines do not start at the same time."""
+KNOWN_WITHIN_S = 60.0
+"""Seconds until the name of the machine where processes meet must be known: clusters
+give it when the machine starts."""
+LOOKUP_PAUSE_S = 1.0
+"""Pause between two attempts to look the name up."""
 
 BROKEN = ("Connection", "connection", "Broken pipe", "Socket closed", "ncclRemoteError")
 """Parts of a backend's messages that another process is unreachable."""
@@ -160,14 +169,13 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     world_size = _variable("WORLD_SIZE", least=1)
     rank = _variable("RANK", below=world_size)
     _require_address()
-    is_gpu = device.type == "cuda"
     try:
-        distributed.init_process_group(
-            "nccl" if is_gpu else "gloo",
-            timeout=TIMEOUT,
-            device_id=device if is_gpu else None,
-        )
-    except (distributed.DistNetworkError, distributed.DistStoreError) as error:
+        _join(device)
+    except RuntimeError as error:  # also that of a backend, such as of gloo
+        if distributed.is_initialized():
+            distributed.destroy_process_group()
+        if "CUDA" in str(error):
+            raise  # a fault of this process's own GPU
         address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         raise ConfigError(
             f"The processes must meet at port {port} of {address}, but cannot "
@@ -183,6 +191,18 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
         )
     finally:
         distributed.destroy_process_group()
+
+
+def _join(device: torch.device) -> None:
+    """Make the default process group; `RuntimeError` if the processes cannot meet."""
+    is_gpu = device.type == "cuda"
+    distributed.init_process_group(
+        "nccl" if is_gpu else "gloo",
+        timeout=JOIN_TIMEOUT,
+        device_id=device if is_gpu else None,
+    )
+    # PyTorch has no public function for this, and no timeout of joining alone.
+    distributed.distributed_c10d._set_pg_timeout(TIMEOUT)
 
 
 def is_distributed() -> bool:
@@ -211,11 +231,29 @@ def _local_world_size(world_size: int) -> int:
 
 def _require_address() -> None:
     _variable("MASTER_PORT", below=2**16)
-    if not os.environ.get("MASTER_ADDR"):
+    if not (address := os.environ.get("MASTER_ADDR")):
         raise ConfigError(
             "The variable MASTER_ADDR must name a machine where WORLD_SIZE is set, but "
             f"does not; {REMEDY}"
         )
+    deadline = time.monotonic() + KNOWN_WITHIN_S
+    while (problem := _lookup_problem(address)) is not None:
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                "The variable MASTER_ADDR must name a machine that is known here, but "
+                f"{shortened(address)} is not ({problem}); correct the name, or start "
+                "that machine first."
+            )
+        time.sleep(LOOKUP_PAUSE_S)
+
+
+def _lookup_problem(address: str) -> str | None:
+    """Return why the name of a machine has no address here; None if it has one."""
+    try:
+        socket.getaddrinfo(address, None)
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or reason(error)
+    return None
 
 
 def _variable(name: str, *, least: int = 0, below: int | None = None) -> int:

@@ -1,6 +1,7 @@
 """Processes find each other, divide the work, and report a lost one."""
 
 import socket
+from datetime import timedelta
 from threading import Event
 
 import pytest
@@ -122,11 +123,82 @@ def test_processes_that_cannot_meet_are_told_where(variables):
             pass
 
 
+def test_a_process_does_not_wait_for_ever_where_no_other_one_is(variables):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        variables.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    variables.setattr(module, "JOIN_TIMEOUT", timedelta(seconds=0.5))
+    with (
+        pytest.raises(ConfigError, match=r"must meet at port .* but cannot \(.*tim"),
+        process_group(torch.device("cpu")),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    "text", [CLOSED, "Gloo connectFullMesh failed with: Connection refused"]
+)
+def test_a_process_that_is_lost_while_all_join_has_a_plain_message(variables, text):
+    def init(*_: object, **__: object) -> None:
+        raise RuntimeError(text)
+
+    variables.setattr(distributed, "init_process_group", init)
+    with (
+        pytest.raises(ConfigError, match="must meet at port 29500 of .* but cannot"),
+        process_group(torch.device("cpu")),
+    ):
+        pass
+
+
+def test_a_fault_of_the_gpu_is_not_taken_for_one_of_joining(variables):
+    def init(*_: object, **__: object) -> None:
+        raise RuntimeError("NCCL error: unhandled cuda error\nCall to CUDA failed")
+
+    variables.setattr(distributed, "init_process_group", init)
+    with (
+        pytest.raises(RuntimeError, match="Call to CUDA failed"),
+        process_group(torch.device("cpu")),
+    ):
+        pass
+
+
+def test_an_unknown_machine_is_looked_up_until_the_limit(variables):
+    lookups = []
+
+    def lookup(name: str, _port: None) -> None:
+        lookups.append(name)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    variables.setenv("MASTER_ADDR", "mistyped")
+    variables.setattr(module, "LOOKUP_PAUSE_S", 0.01)
+    variables.setattr(module, "KNOWN_WITHIN_S", 0.05)
+    variables.setattr(socket, "getaddrinfo", lookup)
+    with (
+        pytest.raises(
+            ConfigError, match=r"MASTER_ADDR .* but 'mistyped' is not \(Name or serv"
+        ),
+        process_group(torch.device("cpu")),
+    ):
+        pass
+    assert len(lookups) > 1
+
+
+def test_collectives_wait_longer_than_joining(variables):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        variables.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    variables.setenv("RANK", "0")
+    variables.setenv("WORLD_SIZE", "1")
+    with process_group(torch.device("cpu")):
+        # The timeout shows in no result before it is over.
+        backend = distributed.group.WORLD._get_backend(torch.device("cpu"))  # noqa: SLF001
+        timeout = backend.options._timeout  # noqa: SLF001
+    assert timeout == module.TIMEOUT > module.JOIN_TIMEOUT
+
+
 @pytest.mark.parametrize(("told", "expected"), [("1", 1), (None, 2)])
 def test_a_machine_runs_all_processes_unless_local_world_size_is_set(
     variables, monkeypatch, told, expected
 ):
-    monkeypatch.setattr(distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(module, "_join", lambda _: None)
     monkeypatch.setattr(distributed, "destroy_process_group", lambda: None)
     variables.delenv("LOCAL_WORLD_SIZE", raising=False)
     if told is not None:
