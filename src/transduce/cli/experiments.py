@@ -111,9 +111,14 @@ def require_all_done(runs: Sequence[Run], failures: Mapping[str, str]) -> None:
     """Raise `RunsFailedError` if a run has failed."""
     if failures:
         name, why = next(iter(failures.items()))
+        final = {run.name for run in runs if run.final_failure() is not None}
+        can_retry = [name not in final for name in failures]
+        again = " The same command tries them again." if any(can_retry) else ""
+        if any(can_retry) and not all(can_retry):
+            again = " The same command tries those again that did not diverge twice."
         raise RunsFailedError(
             f"All runs must be done, but {len(failures)} of {len(runs)} failed; the "
-            f"first is {name}: {why} The same command tries them again."
+            f"first is {name}: {why}{again}"
         )
 
 

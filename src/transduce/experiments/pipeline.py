@@ -62,6 +62,7 @@ from transduce.experiments.run_corpus import (
     require_scoring,
 )
 from transduce.experiments.run_folder import (
+    DIVERGED,
     FINAL,
     FINAL_DEV_SET,
     PICTURE,
@@ -95,9 +96,8 @@ from transduce.machine import (
 )
 from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
-from transduce.settings import convert_and_check
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
-from transduce.training.config import TrainingConfig
+from transduce.training.config import TrainingConfig, rate_setting
 from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.memory import MicroBatchSize, require_memory
 from transduce.training.trainer import DivergedError, StepReport, Trainer
@@ -410,9 +410,7 @@ def resume(
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
     if steps is not None:
-        training = replace(config.training, steps=steps)
-        convert_and_check(training, "training.")
-        steps = training.steps
+        steps = replace(config.training, steps=steps).steps
     with _locked(folder, processes):
         folder.require_checkpoints()
         if steps is not None:
@@ -551,6 +549,7 @@ class _RunTraining:
             folder, self._config, self._run.tokenizer, self._set_aside
         )
         self._meter = WaitingMeter()
+        self._unlogged: StepReport | None = None
         self._augmentation: Augmentation | None = None
         self._drawn_at = time.monotonic()
 
@@ -754,11 +753,11 @@ class _RunTraining:
         """Train to the end; once, a loss that diverges lowers the learning rate."""
         while (diverged := self._train_until_divergence(trainer)) is not None:
             if trainer.progress.rate_factor < 1:
-                has_peak = self._config.training.schedule != "inverse-sqrt"
-                name = "learning_rate" if has_peak else "learning_rate_scale"
+                if self._processes.is_first:
+                    self._folder.log.append(DIVERGED, step=trainer.progress.step)
                 raise DivergedError(
                     f"{diverged} This was at a reduced learning rate; start another "
-                    f"run with a lower `training.{name}`."
+                    f"run with a lower `{rate_setting(self._config.training)}`."
                 )
             # Unlike the paper: a run whose loss diverges goes back to its last good
             # checkpoint, once, and continues at half the learning rate. The paper does
@@ -802,12 +801,19 @@ class _RunTraining:
     def _stepped(self, report: StepReport) -> None:
         """Report an update, and log every tenth."""
         is_last = report.step == self._config.training.steps
-        if self._processes.is_first and (report.step % LOG_STEPS == 0 or is_last):
+        self._unlogged = report
+        if report.step % LOG_STEPS == 0 or is_last:
+            self._log_step()
+        for observer in self._observers:
+            observer.stepped(report)
+
+    def _log_step(self) -> None:
+        """Log the last update, unless it is logged."""
+        report, self._unlogged = self._unlogged, None
+        if report is not None and self._processes.is_first:
             figures = {k: v for k, v in asdict(report).items() if v is not None}
             self._folder.log.append("step", **figures, waited=self._meter.share())
             self._meter = WaitingMeter()
-        for observer in self._observers:
-            observer.stepped(report)
 
     def _save(self, trainer: Trainer) -> None:
         """Save a checkpoint of the schedule, or one where the run is stopped."""
@@ -848,7 +854,9 @@ class _RunTraining:
         if self._processes.is_first:
             self._score(trainer)
         self._decay_at_plateau(trainer)
-        return self._is_over(trainer)
+        if is_over := self._is_over(trainer):
+            self._log_step()  # the run's cost is that of its last update
+        return is_over
 
     def _score(self, trainer: Trainer) -> None:
         """Score the model on the dev sets, and save it if it is the best so far."""

@@ -98,6 +98,10 @@ LENGTHENED, EARLIER = "lengthened", "earlier"
 scores at the end before."""
 WENT_BACK = "went back"
 """Kind of log entry of a run that went back to a checkpoint after its loss diverged."""
+DIVERGED = "diverged"
+"""Kind of log entry of a run whose loss diverged again after that, which ended it."""
+TAIL_BYTES = 4_096
+"""Bytes read from the end of a log, longer than a line."""
 
 
 class RunFolder:
@@ -534,6 +538,20 @@ class RunLog:
                         "the file."
                     )
         return entries
+
+    @property
+    def newest_step(self) -> int:
+        """Step of the newest entry, read from the end of the file; 0 without one.
+
+        A line that is damaged or cut short is skipped, as the run may be writing it.
+        """
+        if not self.path.is_file():
+            return 0
+        with self.path.open("rb") as file:
+            file.seek(max(self.path.stat().st_size - TAIL_BYTES, 0))
+            lines = file.read().split(b"\n")
+        entries = map(_parsed, reversed(lines))
+        return next((int(entry["step"]) for entry in entries if entry is not None), 0)
 
     @property
     def has_results(self) -> bool:

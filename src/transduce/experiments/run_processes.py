@@ -35,8 +35,9 @@ from transduce.errors import (
 )
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import (
-    LOG,
+    DIVERGED,
     RUN_CONFIG,
+    TAIL_BYTES,
     WENT_BACK,
     Entry,
     RunFolder,
@@ -52,13 +53,12 @@ from transduce.processes import (
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
 from transduce.text.corpus import read_pairs, read_text
+from transduce.training.config import rate_setting
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
 """Folders of an experiment: its runs, the output of their processes, and a corpus that
 the command fetched."""
 POLL_SECONDS = 0.2
-TAIL_BYTES = 4_096
-"""Bytes read from the end of a log, longer than a line."""
 MAX_PARALLEL = 1_000
 """Largest number of processes at the same time."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -121,13 +121,8 @@ class PresetRun:
 
     @property
     def steps_made(self) -> int:
-        """Updates by the last complete line of the run's log."""
-        if self.is_done:
-            return self.num_steps
-        if not (path := self.path / LOG).is_file():
-            return 0
-        lines = _tail(path).split(b"\n")[-2:-1]
-        return int(json.loads(lines[0])["step"]) if lines else 0
+        """Updates by the newest entry of the run's log."""
+        return self.num_steps if self.is_done else RunFolder(self.path).log.newest_step
 
     @property
     def perplexity(self) -> float:
@@ -140,6 +135,16 @@ class PresetRun:
     def has_diverged(self) -> bool:
         """Whether the loss diverged, so that the run went on at a lower rate."""
         return bool(RunFolder(self.path).log.entries(WENT_BACK))
+
+    def final_failure(self) -> str | None:
+        """Return the reason why the run cannot be completed; None if it can be."""
+        if not RunFolder(self.path).log.entries(DIVERGED):
+            return None
+        return (
+            "The loss diverged twice, the second time at a reduced learning rate, so "
+            f"the run is not tried again; lower `{rate_setting(self.config.training)}` "
+            f"in another folder, or remove {self.path} to train it anew."
+        )
 
     def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> Entry:
         """Newest log entry of a kind.
@@ -409,6 +414,7 @@ class Run(Protocol):
     def num_steps(self) -> int: ...
     @property
     def steps_made(self) -> int: ...
+    def final_failure(self) -> str | None: ...
 
 
 @runtime_checkable
@@ -534,8 +540,10 @@ class Workers:
         return self._experiment.next_command(run) is None
 
     def start(self, run: Run) -> None:
-        """Start or continue a run, unless it is done."""
-        if (command := self._experiment.next_command(run)) is not None:
+        """Start or continue a run, unless it is done or cannot be completed."""
+        if (reason := run.final_failure()) is not None:
+            self.failures[run.name] = reason
+        elif (command := self._experiment.next_command(run)) is not None:
             self._start(run, command, self._free.pop(0))
 
     def poll(self) -> None:

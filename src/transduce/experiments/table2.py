@@ -39,6 +39,7 @@ from transduce.experiments.table2_training import (
     SYSTEMS,
     UNMATCHED,
     CurvePoint,
+    LoggedCost,
     Match,
     SystemResult,
     logged_cost,
@@ -213,6 +214,7 @@ class LoggedRun:
     config: RunConfig
     updates: list[Entry]
     """Log entries of updates; at least one."""
+    cost: LoggedCost
     starts: list[Entry]
     """Log entries of the run's starts."""
     into: str | None = None
@@ -248,6 +250,7 @@ def logged_run(run: Path, language: str | None = None) -> LoggedRun:
         path=run,
         config=config,
         updates=updates,
+        cost=logged_cost(folder),
         starts=folder.log.entries("start"),
         into=into,
     )
@@ -261,7 +264,7 @@ def our_row(
     Its model translates with its own search. Unset values of `scoring` default to
     the run's.
     """
-    config, cost = run.config, logged_cost(run.updates)
+    config, cost = run.config, run.cost
     shares = [entry.get("waited") for entry in run.updates]
     waited = [share for share in shares if isinstance(share, float)]
     references = [pair.target for pair in pairs]

@@ -358,6 +358,10 @@ class EnsembleRun:
         """An ensemble makes no updates."""
         return 0
 
+    def final_failure(self) -> str | None:
+        """Return None, as an ensemble is tried again if it has failed."""
+        return None
+
     @property
     def models(self) -> list[Path]:
         """Runs whose models translate."""
@@ -526,7 +530,7 @@ def results_of(
 
 
 def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
-    costs = [logged_cost(logged_updates(RunFolder(run.path))) for run in runs]
+    costs = [logged_cost(RunFolder(run.path)) for run in runs]
     model = settings_of(runs[0].path).model
     return SystemResult(
         system=runs[0].row,
@@ -578,12 +582,18 @@ def logged_updates(run: RunFolder) -> list[Entry]:
     return updates
 
 
-def logged_cost(updates: Sequence[Mapping[str, Any]]) -> LoggedCost:
-    """Return the cost of a training from the log entries of its updates."""
-    steps = updates[-1]["step"]
+def logged_cost(run: RunFolder) -> LoggedCost:
+    """Return the cost of a training by its log; `DataError` if that has no updates.
+
+    The last update of a run that ended early may be logged by its dev scores alone.
+    Then updates since the last entry count as much as those before.
+    """
+    updates = logged_updates(run)
+    last = updates[-1]
+    steps = max(entry["step"] for entry in (last, *run.log.entries("dev")))
     return LoggedCost(
         steps=steps,
-        flops=float(updates[-1]["flops"]),
+        flops=float(last["flops"]) * steps / max(last["step"], 1),
         seconds=fmean(entry["seconds"] for entry in updates) * steps,
     )
 

@@ -397,6 +397,8 @@ def test_a_run_ends_when_its_patience_is_spent(
     train(files, config, out, CPU, notes)
     assert notes.steps[-1] == 2 * (1 + 3)
     assert len(notes.results) == 1
+    # The last update is logged, though its number is no multiple of ten.
+    assert RunFolder(out).log.entries("step")[-1]["step"] == notes.steps[-1]
     again = Notes()
     resume(out, CPU, again)
     assert again.steps == []
@@ -528,6 +530,8 @@ def test_a_run_that_diverges_again_is_stopped(
     added_loss |= {3: math.nan, 9: math.nan}
     with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):
         train(files, TINY, tmp_path / "run", CPU, Notes())
+    [diverged] = RunFolder(tmp_path / "run").log.entries("diverged")
+    assert diverged["step"] == 9
     # The resumed run is still at the reduced rate.
     added_loss[10] = math.nan
     with pytest.raises(DivergedError, match="at a reduced learning rate; start anothe"):

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 from transduce import machine
+from transduce.cli.experiments import require_all_done
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError, DataError
 from transduce.experiments import run_processes
 from transduce.experiments.run_processes import (
     ExperimentProgress,
     ReproductionStoppedError,
+    RunsFailedError,
     Workers,
     make_slots,
     read_references,
@@ -203,6 +205,33 @@ def test_stopping_ends_every_process(
     assert not runs[1].is_done
 
 
+def test_a_run_that_diverged_twice_is_not_tried_again(
+    programs: Callable[..., Programs],
+) -> None:
+    experiment = programs(base=WRITES, big=WRITES)
+    runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
+    runs[0].path.mkdir()
+    (runs[0].path / "log.jsonl").write_text('{"kind": "diverged", "step": 7}\n')
+    failures, told = carried_out(experiment, runs)
+    assert failures == {
+        "base-seed1": "The loss diverged twice, the second time at a reduced learning "
+        "rate, so the run is not tried again; lower `training.learning_rate_scale` in "
+        f"another folder, or remove {runs[0].path} to train it anew."
+    }
+    assert told[-1].num_ended == 2
+    assert [run.is_done for run in runs] == [False, True]
+    for others, again in (
+        ({}, "to train it anew."),
+        (
+            {"big-seed1": "It was killed."},
+            "The same command tries those again that did not diverge twice.",
+        ),
+    ):
+        with pytest.raises(RunsFailedError) as refusal:
+            require_all_done(runs, {**failures, **others})
+        assert str(refusal.value).endswith(again)
+
+
 def test_progress_is_read_from_the_logs(programs: Callable[..., Programs]) -> None:
     experiment = programs(base=WAITS, big=WRITES)
     runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [1])
@@ -210,7 +239,9 @@ def test_progress_is_read_from_the_logs(programs: Callable[..., Programs]) -> No
         run.path.mkdir()
         entries = [{"kind": "step", "step": n} for n in range(0, whole + 1, 10)]
         text = "".join(f"{json.dumps(entry)}\n" for entry in entries)
-        (run.path / "log.jsonl").write_text(f"{text}{{'kind")
+        # As the machine lost its power, the last lines were damaged, or cut short.
+        damage = "" if run is runs[0] else "\0\0\n[]\n"
+        (run.path / "log.jsonl").write_text(f"{text}{damage}{{'kind")
     told: list[ExperimentProgress] = []
 
     def stop(progress: ExperimentProgress) -> None:

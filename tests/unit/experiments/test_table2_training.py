@@ -311,6 +311,19 @@ def test_the_cost_of_a_checkpoint_is_between_those_of_the_logged_updates(
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_cost_of_a_run_that_ended_early_includes_its_last_updates(
+    runs: list[SystemRun],
+) -> None:
+    write(runs[0], GOOD, 4.0, 10**9)
+    log = runs[0].path / "log.jsonl"
+    [*_, line] = [each for each in log.read_text().splitlines() if '"dev"' in each]
+    with log.open("a") as file:
+        file.write(json.dumps({**json.loads(line), "step": 25}) + "\n")
+    [result] = results_of(runs[:1], [], Trials(resamples=50, shuffles=50))
+    assert (result.steps, result.flops) == (25, 2.5e9)
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_vocabulary_of_words_has_no_bits_per_character(
     tmp_path: Path, tests: tuple[EvaluationText, ...], table: TrainedTable2
 ) -> None:
