@@ -72,6 +72,8 @@ LETTERS = re.compile(r"[^\W\d_]+")
 LETTER = rf"[\w{WORD_MARKS}]"
 """Pattern of a letter or digit of a word, or of a mark on it, such as a vowel sign."""
 WORDS = re.compile(f"{LETTER}+")
+ETHIOPIC_SPACE = "፡"
+"""Mark between Ethiopic words in some texts."""
 
 
 def _units(letter: str) -> str:
@@ -377,7 +379,8 @@ class PairRules:
         if len(longest) <= self._config.max_word_characters:
             return None
         for word in side.words:
-            length = len(UNSPACED_RUN.sub("", word))
+            parts = UNSPACED_RUN.sub("", word).split(ETHIOPIC_SPACE)
+            length = max(map(len, parts))
             if length > self._config.max_word_characters and not _is_address(word):
                 return f"{shown(word)} has {len(word):,} characters"
         return None

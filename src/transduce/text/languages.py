@@ -122,9 +122,10 @@ REPLACED = {
 
 LIBRETRANSLATE = {"pb": "pt-BR", "zt": "zh-Hant"}
 """Tags for codes of LibreTranslate that are none of ISO 639."""
-NO_ENDINGS = {"in", "mo", "pb", "sh", "zt"}
+NO_ENDINGS = {"ch", "in", "kr", "mo", "pb", "sh", "zt"}
 """Codes that name no language as endings of files: train.in is an input, train.sh a
-script, train.mo and train.pb are of other programs."""
+script, train.mo and train.pb are of other programs. The text of train.kr and train.ch
+is Korean and Chinese, as a rule, not Kanuri and Chamorro."""
 
 REGIONS = {
     "AR": "Argentina", "AT": "Austria", "AU": "Australia", "BE": "Belgium",

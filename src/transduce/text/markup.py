@@ -36,6 +36,7 @@ from transduce.text.splitting import (
     Segment,
     has_letter,
     has_written_space,
+    is_wide_space,
     sentence_spans,
     spaces_before,
 )
@@ -571,7 +572,8 @@ def _between(
     """Segments of the markup between two sentences, with the spaces in it apart."""
     for begin, stop in [*spaces, (end, end)]:
         if start < begin:
-            yield Segment(source.cut(start, begin))
+            text = source.cut(start, begin)
+            yield Segment(text, is_space=is_wide_space(text))
         if begin < stop:
             yield Segment(source.cut(begin, stop), is_space=True)
         start = stop

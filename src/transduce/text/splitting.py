@@ -30,6 +30,7 @@ UNSPACED_STOPS = "。！？｡．"
 """Sentence ends of Chinese and Japanese, which no space follows."""
 SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
 """Sentence ends of other scripts, which always end a sentence."""
+WIDE_SPACE = "\u3000"
 WORD_SPACES = "፡፡"
 """Two marks between Ethiopic words, which many texts have in place of ።."""
 KHMER_REST = "ល។"
@@ -550,7 +551,8 @@ class Segment:
     before one."""
     is_space: bool = False
     """Whether it is the space between two sentences of a language that separates them
-    by spaces; a translation into Chinese or Japanese does without."""
+    by spaces, which a translation into Chinese or Japanese does without, or a wide
+    space of these, which translations into others write as usual."""
 
     @property
     def is_sentence(self) -> bool:
@@ -654,8 +656,10 @@ class Spacing:
         if segment.is_sentence:
             self._before = translation or self._before
         if segment.is_space:
-            is_needed = not (before and after) or space_between(before, after)
-            return segment.text if is_needed else ""
+            space = space_between(before, after)
+            if is_wide_space(segment.text):
+                return space or segment.text
+            return segment.text if space or not (before and after) else ""
         return space_between(before, after) if segment.is_adjacent else ""
 
 
@@ -675,10 +679,16 @@ def spaces_before(
 def space_of(text: str, start: int, end: int) -> list[Segment]:
     """Return the segment of the white space between two sentences of a text, if any."""
     space = text[start:end]
-    is_space = (
-        start > 0 and not space.strip(" ") and has_written_space(text, start, end)
+    is_space = start > 0 and (
+        is_wide_space(space)
+        or (not space.strip(" ") and has_written_space(text, start, end))
     )
     return [replace(each, is_space=is_space) for each in _copied(space)]
+
+
+def is_wide_space(text: str) -> bool:
+    """Return whether a text is space of Chinese or Japanese, as wide as a character."""
+    return text != "" and not text.strip(WIDE_SPACE)
 
 
 def has_written_space(text: str, start: int, end: int) -> bool:
@@ -697,7 +707,8 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 by a space."""
 
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣፤၊᠂])|(?<=……)|(?<=——)")
-WORD_END = re.compile(r"(?<=\s)")
+# The zero-width space parts words of Khmer, Thai and Burmese, where it is written.
+WORD_END = re.compile(r"(?<=[\s\u200b\u0f0b\u1361])")
 JOINED_AFTER = (
     f"{WORD_MARKS}\u200c\u200d\ufe0e\ufe0f\U0001f3fb-\U0001f3ff"
     # Thai and Lao; Khmer, Burmese and Tibetan; Kana.
@@ -707,7 +718,9 @@ JOINED_AFTER = (
 )
 JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
 """Characters that combine with the one before, and with the one after."""
-CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])")
+KILLED = "[\u1000-\u1021]\u1037?\u103a"
+"""Pattern of a Burmese consonant that ends the syllable before it."""
+CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])(?!{KILLED})")
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
 NARROW_MARKS = "\"'\u201c\u201d\u2018\u2019\u2026\u2014()[]"
 """Marks of all scripts, beside which the next character decides on space."""

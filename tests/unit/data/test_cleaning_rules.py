@@ -229,6 +229,14 @@ def test_vowel_signs_are_parts_of_words_in_loops_and_identical_sides() -> None:
     assert broken("கா " * 6, "அம்மா", rules)[1] == 'source: "கா" 6 times'
 
 
+def test_a_mark_between_ethiopic_words_ends_a_long_word() -> None:
+    rules = PairRules(CleaningConfig(), "en", "am")
+    words = "ሰላም፡ለዓለም፡ሁሉ፡ይሁን፡እና፡ሕይወት፡በዚህ፡ምድር፡ላይ፡እንደገና፡ይታደስ፡ብለን፡እንመኛለን።"
+    assert len(words) > 60
+    source = "We wish peace to all the world, and that life on earth be new again."
+    assert broken(source, words, rules)[0] == "kept"
+
+
 def test_a_loop_in_text_without_spaces_is_found() -> None:
     rules = PairRules(CleaningConfig(), "en", "zh")
     found = broken("A dog is here.", "这里有一只狗" * 5, rules)

@@ -140,6 +140,7 @@ def test_the_nearest_offered_language_is_found(
         ("train.gl-es", None),
         ("train.in", None),
         ("train.sh", None),
+        ("train.kr", None),  # mostly Korean
         ("train.src", None),
         ("model.pb", None),  # an ending of protocol buffers
         ("train.zt", None),

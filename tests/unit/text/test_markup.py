@@ -168,6 +168,20 @@ def test_the_last_mark_of_a_sentence_is_no_part_of_its_last_word(
     assert join_html(segments, [translation]) == expected
 
 
+@pytest.mark.parametrize(
+    ("translations", "expected"),
+    [
+        (["He runs.", "He sits."], "<p>He runs. He sits.</p>"),
+        (["他跑。", "他坐。"], "<p>他跑。\u3000他坐。</p>"),
+    ],
+)
+def test_a_wide_space_between_sentences_is_a_space_in_other_scripts(
+    translations: list[str], expected: str
+) -> None:
+    segments = split_html("<p>走る。\u3000座る。</p>", "ja")
+    assert join_html(segments, translations) == expected
+
+
 def test_a_copied_element_is_not_found_within_a_word_before_a_vowel_sign() -> None:
     # The letter is the first of its word; the vowel sign after it is no letter.
     segments = split_html("<code>क</code> x.", "en")

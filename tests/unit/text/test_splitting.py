@@ -271,6 +271,8 @@ def test_text_without_a_letter_is_copied() -> None:
         ("他跑。 42", "走る。", "走る。 42"),
         ("It runs.\tHe sits.", "他跑。|他坐。", "他跑。\t他坐。"),
         ("他跑。 他坐。", "走る。|座る。", "走る。 座る。"),
+        ("走る。\u3000座る。", "He runs.|He sits.", "He runs. He sits."),
+        ("走る。\u3000座る。", "他跑。|他坐。", "他跑。\u3000他坐。"),
         ("他说：“好。”“我来了。”", "“好。”|“来。”", "“好。”“来。”"),
         ("你好。5。你呢？", "Hello.|You?", "Hello. 5。 You?"),
         ("你好。5。你呢？", "はい。|君は？", "はい。5。君は？"),
@@ -380,6 +382,9 @@ def test_no_text_is_lost_and_no_part_is_too_long(text: str, max_tokens: int) -> 
         ("e\u0301" * 4, ["e\u0301" * 2, "e\u0301" * 2]),
         ("きょうはチャンス", ["きょうは", "チャンス"]),
         ("किताबेंघर", ["किता", "बेंघर"]),  # Hindi
+        ("မလူသစ်", ["မလူ", "သစ်"]),  # Burmese
+        ("ང་ཁྲིམ་", ["ང་", "ཁྲིམ་"]),  # Tibetan
+        ("ទៅ\u200bមកមក", ["ទៅ\u200b", "មកមក"]),  # Khmer, with a space of no width
     ],
 )
 def test_no_letter_is_separated_from_its_marks(text: str, parts: list[str]) -> None:
