@@ -178,7 +178,8 @@ class ReadBodies:
     A client may miss an answer that begins before: a connection that is closed while
     the client sends is reset. One that waits for permission to send its body, which it
     gets when the body is requested, is answered at once. Its connection then ends, as
-    either the body or another request could follow (RFC 9110, section 10.1.1).
+    either the body or another request could follow (RFC 9110, section 10.1.1); if it
+    did not wait, `Connection` reads what it sends.
     """
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:

@@ -22,7 +22,10 @@ from transduce.errors import ConfigError, in_seconds
 from transduce.serving.request_queue import SHUTTING_DOWN
 
 DRAIN_S = 2.0
-"""Seconds for which a refused client's input is read, so that it gets the answer."""
+"""Seconds for which a client's input is read after its last answer, so that the client
+gets it: a connection that is closed while the client sends is reset."""
+DRAIN_BYTES = 2**28
+"""Maximum size of the input that is read so."""
 LEFT_AFTER_S = 1.0
 """Seconds after a client half-closed its connection until it is probed."""
 PROBE_EVERY_S = 5.0
@@ -198,7 +201,10 @@ class Connection(H11Protocol):
         self.timeout_keep_alive = self._limits.idle_timeout_s  # type: ignore[assignment] # it may be a fraction
         self._timers: dict[Callable[[], None], asyncio.TimerHandle] = {}
         """Timer of each method that is scheduled."""
-        self._is_refused = False
+        self._is_ending = False
+        """Whether the last answer is sent, so that the rest of the input is skipped."""
+        self._num_drained = 0
+        """Bytes of input that were skipped."""
         self._has_sent_all = False
         """Whether the client has ended its side of the connection."""
 
@@ -236,8 +242,17 @@ class Connection(H11Protocol):
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
+    def handle_events(self) -> None:
+        super().handle_events()
+        if self.cycle is not None:
+            answer = _AnswerTransport(self.transport, self.end_answers)
+            self.cycle.transport = answer  # type: ignore[assignment] # all that it needs
+
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
+        if self._is_ending:
+            self._num_drained += len(data)
+            if self._num_drained > DRAIN_BYTES:
+                self._abort()
             return
         if not self._is_answering:
             self._await_head()
@@ -248,7 +263,7 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
         """Keep the connection open while there is something to answer."""
         self._has_sent_all = True
-        if self._is_refused or not self._is_answering:
+        if self._is_ending or not self._is_answering:
             return False
         if self.cycle.more_body:
             self._refuse(
@@ -261,9 +276,9 @@ class Connection(H11Protocol):
     def shutdown(self) -> None:
         """Close an idle connection at once, and a busy one after its answer.
 
-        A refused one closes by itself; h11 may not let it end within a request.
+        One that is drained closes by itself; h11 may not let it end within a request.
         """
-        if not self._is_refused:
+        if not self._is_ending:
             super().shutdown()
 
     def on_response_complete(self) -> None:
@@ -271,6 +286,9 @@ class Connection(H11Protocol):
         if self._is_answering:
             return  # the next request has already arrived
         self._cancel(self._probe)
+        if self._is_ending:
+            self._unset_keepalive_if_required()
+            return
         if self.transport.is_closing():
             self._schedule(self._limits.write_timeout_s, self._abort)
             return
@@ -332,10 +350,10 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         """Answer without the application, drain the input, and close."""
-        if self._is_refused:
+        if self._is_ending:
             return
         has_begun = self._is_answering and self.cycle.response_started
-        self._is_refused = True
+        self._is_ending = True
         self._stop_waiting()
         if not self._is_answering:
             self._shared.on_refusal(status)
@@ -352,6 +370,19 @@ class Connection(H11Protocol):
             "connection: close\r\n\r\n"
         )
         self.transport.write(head.encode("ascii") + body)
+        self._drain()
+
+    def end_answers(self) -> None:
+        """Close after the last answer, which the client gets even if it still sends."""
+        is_sent = self.conn.their_state in (h11.DONE, h11.MUST_CLOSE, h11.CLOSED)
+        if is_sent and not self.conn.trailing_data[0]:
+            self.transport.close()
+        else:
+            self._is_ending = True
+            self._drain()
+
+    def _drain(self) -> None:
+        """Close once the client has ended its side, or after a while."""
         if self._has_sent_all:
             self._close()
             return
@@ -359,7 +390,9 @@ class Connection(H11Protocol):
         if self.transport.can_write_eof():
             with suppress(OSError):  # the client may have reset the connection by now
                 self.transport.write_eof()
-        self._schedule(DRAIN_S, self._abort)
+        is_written = self.transport.get_write_buffer_size() == 0
+        seconds = DRAIN_S if is_written else self._limits.write_timeout_s
+        self._schedule(seconds, self._abort)
 
     def _probe(self) -> None:
         """Find out whether a half-closed client has left, and look again later.
@@ -403,6 +436,17 @@ class Connection(H11Protocol):
     def _cancel(self, action: Callable[[], None]) -> None:
         if timer := self._timers.pop(action, None):
             timer.cancel()
+
+
+class _AnswerTransport:
+    """Transport of an answer, whose end is that of all answers of its connection."""
+
+    def __init__(
+        self, transport: asyncio.Transport, end_answers: Callable[[], None]
+    ) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = end_answers
 
 
 class AcceptFailures:

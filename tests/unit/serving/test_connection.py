@@ -304,6 +304,48 @@ def test_a_client_of_http_1_0_cannot_wait_with_its_body(http: RunningServer) -> 
 
 
 @pytest.mark.parametrize(
+    ("path", "status"), [("/translate", 413), ("/translate_file", 403), ("/no", 404)]
+)
+def test_a_refused_client_that_does_not_wait_with_its_body_is_answered(
+    http: RunningServer, path: str, status: int
+) -> None:
+    request = post(path, body=b" " * 4_000_000)
+    with connected(http) as client:
+        client.sendall(request.replace(b"host:", b"expect: 100-continue\r\nhost:"))
+        answer = everything(client)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in answer.lower()
+
+
+def test_a_client_gets_its_last_answer_while_it_sends_more_requests(
+    http: RunningServer,
+) -> None:
+    last = HEALTH.replace(b"host:", b"connection: close\r\nhost:")
+    with connected(http) as client:
+        client.sendall(last + HEALTH * 40_000)
+        answer = everything(client)
+    assert answer.count(b"HTTP/1.1 200 ") == 1
+
+
+@pytest.mark.parametrize(("limit", "value"), [("BYTES", 1_000_000), ("S", 0.2)])
+def test_the_input_after_the_last_answer_is_read_within_limits(
+    http: RunningServer, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    monkeypatch.setattr(connection, f"DRAIN_{limit}", value)
+    head, _, _ = post("/nowhere", body=b" " * 10**7).partition(b"\r\n\r\n")
+    with connected(http) as client:
+        client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 404 ")
+        size = 100_000 if limit == "BYTES" else 1
+        with pytest.raises(ConnectionError):
+            while True:
+                client.sendall(b" " * size)
+                time.sleep(0.001)
+    wait_until(lambda: num_connections(http) == 0)
+
+
+@pytest.mark.parametrize(
     ("path", "encoding", "status"),
     [
         ("/translate", "", 413),
