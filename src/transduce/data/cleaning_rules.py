@@ -18,7 +18,7 @@ from typing import NamedTuple
 from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
 from transduce.errors import ConfigError, unknown_name
 from transduce.settings import convert_and_check, require_between
-from transduce.text.corpus import MAX_LINE_BYTES
+from transduce.text.corpus import MAX_LINE_BYTES, is_iso_2022
 from transduce.text.languages import (
     UNSPACED_LETTER,
     UNSPACED_LETTERS,
@@ -29,7 +29,8 @@ from transduce.text.languages import (
 )
 
 RULES = {
-    "not-text": "A line is not UTF-8, holds a NUL byte, or is above a million bytes.",
+    "not-text": "A line is not UTF-8, is in ISO-2022, holds a NUL byte, or is above a "
+    "million bytes.",
     "empty": "A side is only white space.",
     "in-dev": "The source is also a source of the dev text.",
     "replacement-character": "U+FFFD stands where a letter was lost.",
@@ -409,9 +410,12 @@ class PairRules:
 
 
 def text_fault(content: bytes) -> str:
-    """Describe why a line is not text: by its length, or by its first invalid byte."""
+    """Describe why a line is not text: by its length, its encoding, or its first
+    invalid byte."""
     if len(content) > MAX_LINE_BYTES:
         return f"more than {MAX_LINE_BYTES:,} bytes"
+    if b"\0" not in content and is_iso_2022(content):
+        return "in ISO-2022"
     return invalid_byte(content)
 
 
@@ -470,8 +474,8 @@ def shown(text: str) -> str:
 
 
 def _side(name: str, content: bytes) -> SideText | None:
-    """Decode a side; None if it is too long, not UTF-8, or holds a NUL byte."""
-    if len(content) > MAX_LINE_BYTES or b"\0" in content:
+    """Decode a side; None if training refuses it: see `Line.text`."""
+    if len(content) > MAX_LINE_BYTES or b"\0" in content or is_iso_2022(content):
         return None
     try:
         return SideText(name, content)

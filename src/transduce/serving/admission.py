@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
 from pydantic import ValidationError
 from python_multipart import create_form_parser
@@ -386,10 +386,13 @@ CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.A
 CODECS: Mapping[str, str] = {
     label: codec
     for codec, labels in {
-        "utf-8": "utf8",
-        "utf-16": "utf16",
+        "utf-8": "utf8 unicode11utf8",
+        "utf-16": "utf16 unicode ucs2",
         "utf-16-le": "utf16le",
         "utf-16-be": "utf16be",
+        "utf-32": "utf32 ucs4",
+        "utf-32-le": "utf32le",
+        "utf-32-be": "utf32be",
         # As in browsers: clients that name Latin-1 mean its extension by Windows.
         "cp1252": "windows1252 cp1252 iso88591 latin1 usascii ascii",
         "cp1250": "windows1250 cp1250",
@@ -422,6 +425,7 @@ CODECS: Mapping[str, str] = {
         "big5hkscs": "big5hkscs",
         "cp932": "shiftjis sjis cp932 windows31j",
         "euc-jp": "eucjp",
+        "iso2022_jp_ext": "iso2022jp csiso2022jp",
         "cp949": "euckr cp949 windows949 ksc56011987 ksc5601",
     }.items()
     for label in labels.split()
@@ -432,6 +436,16 @@ Labels are in lower case, without the signs between their letters and digits, as
 write shift_jis and Shift-JIS. Only these are looked up: Python keeps each unknown name
 that it is given.
 """
+ISO_2022_JP = CODECS["iso2022jp"]
+WIDE = "utf-16", "utf-32"
+"""Beginnings of the names of codecs whose characters have several bytes each."""
+MARK = "\ufeff"
+"""Byte order mark."""
+ESCAPE = b"\x1b"
+"""Byte that begins a change of alphabet in ISO-2022-JP."""
+NOT_READ = re.compile("utf7|65000|hz|iso2022|cp5022|scsu|bocu")
+"""Pattern of labels of charsets that are not read, but whose text looks like ASCII.
+Browsers do not read them either (WHATWG, Encoding, 4.2)."""
 MAX_REFUSED_PER_MINUTE = 600
 """Limit on refused requests per minute and address, unless another limit is set."""
 BEARER = re.compile("bearer +(.+)", re.IGNORECASE)
@@ -662,34 +676,60 @@ def _json_text(body: bytes, content_type: str) -> str:
     As RFC 8259 lets a reader do, a byte order mark is ignored, and UTF-16 is
     recognised, as some clients of Windows send it.
     """
+    codec = _codec(content_type)
+    if codec == ISO_2022_JP and ESCAPE in body:
+        return body.decode(codec)
     try:
         return body.decode(json.detect_encoding(body))
     except UnicodeDecodeError:
-        return body.decode(_codec(content_type))
+        return body.decode(_required_codec(content_type))
 
 
-def _codec(content_type: str) -> str:
+def _codec(content_type: str) -> str | None:
+    """Return the codec of the charset that the type of a body names, if it is known.
+
+    `RefusedError` if it is not read, but its text would look like UTF-8.
+    """
+    label = _label(content_type)
+    codec = CODECS.get(label)
+    if codec is None and NOT_READ.search(label):
+        raise _not_read(content_type)
+    return codec
+
+
+def _required_codec(content_type: str) -> str:
     """Return the codec of the charset that the type of a body names.
 
     `RefusedError` if it names UTF-8, as the body is in another encoding then, or no
     charset, or one that the server does not read.
     """
-    named = CHARSET.search(content_type)
-    label = named[1] if named else "utf-8"
-    codec = CODECS.get(re.sub("[^a-z0-9]", "", label.lower()))
-    if codec is None:
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST,
-            "The body must be in UTF-8 or in another charset that this server reads, "
-            f"but the content-type names {_quoted(label)}; send it in UTF-8.",
-        )
-    if codec == "utf-8":
+    label = _label(content_type)
+    codec = CODECS.get(label)
+    if label and codec is None:
+        raise _not_read(content_type)
+    if codec is None or codec == "utf-8":
         raise RefusedError(
             HTTPStatus.BAD_REQUEST,
             "The body must be in UTF-8, or its charset must be named in the "
             "content-type, as in `charset=windows-1252`.",
         )
     return codec
+
+
+def _label(content_type: str) -> str:
+    """Return the label of a charset as `CODECS` has it; empty if none is named."""
+    named = CHARSET.search(content_type)
+    return re.sub("[^a-z0-9]", "", named[1].lower()) if named else ""
+
+
+def _not_read(content_type: str) -> RefusedError:
+    named = CHARSET.search(content_type)
+    return RefusedError(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "The body must be in UTF-8 or in another charset that this server reads, but "
+        f"the content-type names {_quoted(named[1] if named else '')}; send it in "
+        "UTF-8.",
+    )
 
 
 def _first_problem(error: ValidationError) -> str:
@@ -726,11 +766,18 @@ class _Fields:
     def read_body(self, form: bytes, content_type: str) -> None:
         """Read a URL-encoded body, in UTF-8 or the charset that its type names;
         `ValueError` if it is malformed."""
-        try:
-            self._read(form.decode(), "utf-8")
-        except UnicodeDecodeError:
-            codec = _codec(content_type)
-            self._read(form.decode(codec), codec)
+        codec = _codec(content_type) or ""
+        if codec.startswith(WIDE) and b"\0" in form:
+            self._read(form.decode(codec).removeprefix(MARK), "utf-8")
+            return
+        if codec != ISO_2022_JP or ESCAPE not in unquote_to_bytes(form):
+            try:
+                self._read(form.decode("utf-8-sig"), "utf-8")
+            except UnicodeDecodeError:
+                codec = _required_codec(content_type)
+            else:
+                return
+        self._read(form.decode(codec), codec)
 
     def _read(self, form: str, codec: str) -> None:
         """Read a URL-encoded form or query; `ValueError` if it is malformed."""
@@ -749,19 +796,25 @@ class _Fields:
         parts: dict[str, list[str]] = {}
 
         def add(field: Any) -> None:
-            name = _text(field.field_name, content_type)
-            parts.setdefault(name, []).append(_text(field.value, content_type))
+            name = _part_name(field)
+            # Older versions of the library do not read it.
+            own = getattr(field, "content_type", None) or ""
+            kind = own if CHARSET.search(own) else content_type
+            parts.setdefault(name, []).append(_text(field.value, kind))
             if len(parts) > MAX_FIELDS:
                 raise ValueError("Max number of fields exceeded")
 
         def refuse(file: Any) -> None:
-            name = _text(file.field_name, content_type)
+            name = _part_name(file)
             raise ValueError(f"`{name[:80]}` must be text, but is a file")
 
         if not body.rstrip().endswith(b"--"):
             raise ValueError("its end is missing")
         parser = create_form_parser(
-            {"Content-Type": content_type.encode("latin-1")}, add, refuse
+            {"Content-Type": content_type.encode("latin-1")},
+            add,
+            refuse,
+            config={"UPLOAD_ERROR_ON_BAD_CTE": True},
         )
         parser.write(body)
         parser.finalize()
@@ -769,13 +822,20 @@ class _Fields:
             self.values[name] = each if len(each) > 1 else each[0]
 
 
+def _part_name(part: Any) -> str:
+    """Name of a part of a form; a name that is not in UTF-8 is of no field."""
+    return (part.field_name or b"").decode(errors="replace")
+
+
 def _text(value: bytes | None, content_type: str) -> str:
     """Decode a part of a form from UTF-8, or else from the charset of its type."""
-    content = value or b""
+    content, codec = value or b"", _codec(content_type) or ""
+    if codec.startswith(WIDE) or (codec == ISO_2022_JP and ESCAPE in content):
+        return content.decode(codec).removeprefix(MARK)
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return content.decode(_codec(content_type))
+        return content.decode(_required_codec(content_type))
 
 
 def refusal_of(error: TransduceError) -> RefusedError:

@@ -85,7 +85,7 @@ REFUSALS = {
     403: "The API key is missing or unknown, or the host or origin is not allowed.",
     408: "The body did not arrive in time.",
     413: "The text is too long.",
-    415: "The body is neither JSON nor a form.",
+    415: "The body is neither JSON nor a form, or its charset is not read.",
     429: "The queue is full, or the client sends too many requests; try again later.",
     500: "The server failed.",
     503: "The request waited too long, or memory is short; try again later.",

@@ -25,6 +25,10 @@ from typing import Protocol, TypeVar, runtime_checkable
 from transduce.errors import DataError, RequestError, shortened
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+ESCAPE = b"\x1b"
+ISO_2022 = re.compile(rb"\x1b\$(?:[@AB]|[(-/][@-~])")
+"""Pattern of the bytes by which text in ISO-2022-JP, -KR or -CN begins an alphabet of
+two bytes a character. These are ASCII, so they would count as UTF-8."""
 GZIP_MAGIC = b"\x1f\x8b"
 OTHER_FORMATS = {
     "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
@@ -65,7 +69,7 @@ class Line:
 
     def text(self) -> str:
         """Decode the line; `DataError` if it is too long, not UTF-8, or holds a NUL
-        byte."""
+        byte or a part in ISO-2022."""
         if len(self.content) > MAX_LINE_BYTES:
             raise DataError(
                 f"{self.place}: a line must be at most {MAX_LINE_BYTES:,} bytes long, "
@@ -77,6 +81,11 @@ class Line:
                 f"{self.place}: a line must be text, but this one holds a NUL byte; "
                 "remove it or convert the file to UTF-8."
             )
+        if is_iso_2022(self.content):
+            raise DataError(
+                f"{self.place}: a line must be valid UTF-8, but this one is in "
+                "ISO-2022, such as ISO-2022-JP; convert the file to UTF-8."
+            )
         try:
             return self.content.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -85,6 +94,11 @@ class Line:
                 f"{error.start + 1} of this one is 0x{self.content[error.start]:02x}; "
                 "convert the file to UTF-8."
             ) from None
+
+
+def is_iso_2022(content: bytes) -> bool:
+    """Whether bytes are text in ISO-2022-JP, ISO-2022-KR or ISO-2022-CN."""
+    return ESCAPE in content and ISO_2022.search(content) is not None
 
 
 def read_lines(path: Path) -> Iterator[Line]:

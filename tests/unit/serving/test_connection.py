@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import NoReturn
 
 import pytest
 
@@ -328,6 +329,11 @@ def test_a_client_gets_its_last_answer_while_it_sends_more_requests(
     assert answer.count(b"HTTP/1.1 200 ") == 1
 
 
+def send_without_end(client: socket.socket, drop: bytes) -> NoReturn:
+    while True:
+        client.sendall(drop)
+
+
 @pytest.mark.parametrize(("limit", "value"), [("BYTES", 1_000_000), ("S", 0.2)])
 def test_the_input_after_the_last_answer_is_read_within_limits(
     http: RunningServer, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
@@ -337,11 +343,9 @@ def test_the_input_after_the_last_answer_is_read_within_limits(
     with connected(http) as client:
         client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 404 ")
-        size = 100_000 if limit == "BYTES" else 1
+        drop = b" " * (100_000 if limit == "BYTES" else 1)
         with pytest.raises(ConnectionError):
-            while True:
-                client.sendall(b" " * size)
-                time.sleep(0.001)
+            send_without_end(client, drop)
     wait_until(lambda: num_connections(http) == 0)
 
 

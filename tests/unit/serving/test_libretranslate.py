@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from starlette.requests import Request
@@ -322,24 +323,38 @@ def test_a_body_in_an_unknown_encoding_is_refused_in_plain_words(
     http: RunningServer, body: bytes, kind: str, charset: str, error: str
 ) -> None:
     answer = http.post("/translate", body, content_type=f"{kind}{charset}")
-    assert answer.status == 400
+    assert answer.status == (415 if "base64" in charset else 400)
     assert error in answer.json["error"]
 
 
-def read(text: str, codec: str, charset: str) -> list[str]:
-    """Texts of a request in JSON as the server reads them."""
-    kind = f"{JSON}; charset={charset}".encode()
-    fields = FIELDS | {"q": text}
-    body = json.dumps(fields, ensure_ascii=False).encode(codec)
+def admitted(body: bytes, kind: str) -> list[str]:
+    """Texts of a request as the server reads them."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
-    scope = {"type": "http", "headers": [(b"content-type", kind)]}
-    admitted = Admission(AdmissionConfig()).admit(
+    headers = [(b"content-type", kind.encode())]
+    scope = {
+        "type": "http",
+        "server": ("localhost", 5000),
+        "path": "/translate",
+        "query_string": b"",
+        "headers": headers,
+    }
+    message = Admission(AdmissionConfig()).admit(
         Request(scope, receive), TranslateRequest
     )
-    return list(asyncio.run(admitted).texts)
+    return list(asyncio.run(message).texts)
+
+
+def read(text: str, codec: str, charset: str) -> list[str]:
+    """Texts of a request in JSON as the server reads them."""
+    body = json.dumps(FIELDS | {"q": text}, ensure_ascii=False).encode(codec)
+    return admitted(body, f"{JSON}; charset={charset}")
+
+
+def escaped(text: str, codec: str) -> bytes:
+    return urlencode({**FIELDS, "q": text}, encoding=codec).encode()
 
 
 @pytest.mark.parametrize("charset", ["ISO-8859-1", "latin1", "us-ascii", "cp1252"])
@@ -356,6 +371,8 @@ def test_latin_1_is_read_as_windows_means_it(charset: str) -> None:
         ("①～髙", "cp932", ["shift_jis", "Shift-JIS", "windows-31j", "cp932"]),
         ("세계", "cp949", ["euc-kr", "ks_c_5601-1987"]),
         ("世界", "big5", ["big5"]),
+        ("世界", "iso2022_jp", ["iso-2022-jp", "csISO2022JP"]),
+        ("世界", "utf-32", ["utf-32"]),
     ],
 )
 def test_the_usual_labels_of_encodings_are_known(
@@ -365,10 +382,66 @@ def test_the_usual_labels_of_encodings_are_known(
         assert read(text, codec, charset) == [text]
 
 
+@pytest.mark.parametrize("text", ["世界", "世界 & one=テスト+", "one"])
+@pytest.mark.parametrize(
+    ("codec", "charset"),
+    [("iso2022_jp", "ISO-2022-JP"), ("cp932", "shift_jis"), ("utf-8", "iso-2022-jp")],
+)
+def test_an_escaped_form_in_japanese_is_read(
+    text: str, codec: str, charset: str
+) -> None:
+    kind = f"{FORM}; charset={charset}"
+    assert admitted(escaped(text, codec), kind) == [text]
+
+
+@pytest.mark.parametrize("codec", ["iso2022_jp", "utf-16", "utf-16-le", "utf-32"])
+def test_a_form_may_look_like_utf_8_though_it_is_in_another_charset(codec: str) -> None:
+    body = "q=one+世界%20%C3%A9&source=en&target=de".encode(codec)
+    if codec == "iso2022_jp":
+        body = body.replace(b"%20%C3%A9", b"%20")
+    [text] = admitted(body, f"{FORM}; charset={codec}")
+    assert text == ("one 世界 " if codec == "iso2022_jp" else "one 世界 é")
+
+
+@pytest.mark.parametrize("codec", ["utf-8-sig", "utf-16", "utf-16-le", "iso2022_jp"])
+def test_a_part_of_a_form_may_name_its_own_charset(codec: str) -> None:
+    label = codec.removesuffix("-sig").replace("iso2022_", "iso-2022-")
+    head = f'"q"\r\ncontent-type: text/plain; charset={label}'
+    body = multipart({**FIELDS, "q": "Q"}).replace(b'"q"', head.encode())
+    body = body.replace(b"Q", "世界".encode(codec))
+    assert admitted(body, "multipart/form-data; boundary=xx") == ["世界"]
+
+
+@pytest.mark.parametrize(
+    "charset",
+    ["utf-7", "UTF7", "hz-gb-2312", "ISO-2022-KR", "iso-2022-cn-ext", "iso-2022-jp-2"],
+)
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (json.dumps(FIELDS | {"q": "one"}).encode(), JSON),
+        (escaped("one", "ascii"), FORM),
+        (multipart(FIELDS | {"q": "one"}), "multipart/form-data; boundary=xx"),
+    ],
+)
+def test_a_charset_whose_text_looks_like_ascii_is_refused(
+    body: bytes, kind: str, charset: str
+) -> None:
+    with pytest.raises(RefusedError, match=f'names "{charset}"; send it in UTF-8'):
+        admitted(body, f"{kind}; charset={charset}")
+
+
+def test_a_part_of_a_form_in_an_unknown_transfer_encoding_is_refused() -> None:
+    head = b'"q"\r\ncontent-transfer-encoding: uuencode'
+    body = multipart(FIELDS | {"q": "one"}).replace(b'"q"', head)
+    with pytest.raises(RefusedError, match="form cannot be read .*uuencode"):
+        admitted(body, "multipart/form-data; boundary=xx")
+
+
 def test_each_charset_has_a_codec_of_text() -> None:
     for label, codec in CODECS.items():
         assert label == re.sub("[^a-z0-9]", "", label)
-        assert b"\x20\0".decode(codec)
+        assert bytes(4).decode(codec)
 
 
 def test_an_unknown_charset_leaves_nothing_in_memory() -> None:

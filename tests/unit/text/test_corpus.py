@@ -275,6 +275,18 @@ def test_utf16_is_not_taken_for_text(file):
         texts(path)
 
 
+@pytest.mark.parametrize("codec", ["iso2022_jp", "iso2022_jp_3", "iso2022_kr"])
+def test_text_in_iso_2022_is_not_taken_for_utf_8(file, codec):
+    path = file("text", "one\n\x1b[1m\x1b(Btwo\n世界\n".encode(codec))
+    with pytest.raises(DataError, match=f"^{path}:3: .* in ISO-2022, such as"):
+        texts(path)
+
+
+def test_escape_sequences_of_terminals_are_text(file):
+    lines = ["\x1b[1mone\x1b(B\x1b[m", "$\x1b$", "\x1b$ B", "\x1b\x1b"]
+    assert texts(file("text", "\n".join(lines).encode())) == lines
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
 @pytest.mark.parametrize("begin", [b"", BYTE_ORDER_MARK])
 def test_the_longest_line_allowed_is_read_whole(file, begin, end):
