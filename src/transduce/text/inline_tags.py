@@ -59,6 +59,18 @@ WIDE_CLOSERS = "、。〉》」』】〕〗！），．：；？］｝｡｣､"
 CLOSING_MARKS = re.compile(rf"[{re.escape(CLOSERS)}]+(?!\S)|[{WIDE_CLOSERS}]")
 """Pattern of marks that no space precedes, as they close a part of a sentence."""
 
+OPENING_BRACKETS, CLOSING_BRACKETS = "([{（［｛【〔〖", ")]}）］｝】〕〗"
+QUOTES = '"“”„«»‹›「」『』〈〉《》＂'
+PAIRING_MARKS = (
+    dict.fromkeys(OPENING_BRACKETS, "(")
+    | dict.fromkeys(CLOSING_BRACKETS, ")")
+    | dict.fromkeys(QUOTES, '"')
+)
+"""Kinds of brackets and quotation marks, which other languages write by others of the
+same kind. Apostrophes are none."""
+OPENERS = OPENING_BRACKETS + "„‚¿¡「『〈《"
+"""Marks that no space follows, as they open a part of a sentence."""
+
 JOINERS = "\u1039\u17d2\u200d"
 """Characters that join the next one to the one before: stackers of Burmese and Khmer,
 and the zero-width joiner."""
@@ -152,20 +164,48 @@ def is_within_word(text: str, place: int) -> bool:
 def links_by_place(source: str, target: str) -> WordLinks:
     """Link words by their relative places in the two sentences.
 
-    This is the fallback without attention; equal sentences link equal words.
+    If both have the same brackets and quotation marks, these are linked, and words are
+    linked to those between the same ones. This is the fallback without attention; equal
+    sentences link equal words.
     """
     sources, targets = units(source), units(target)
-    num_sources, num_targets = len(sources), len(targets)
-    return WordLinks(
-        source=sources,
-        target=targets,
-        source_of=tuple(
+    source_of: list[int | None] = []
+    begin = 0
+    anchors = _anchors(_words(source, sources), _words(target, targets))
+    for at, target_at in [*anchors, (len(sources), len(targets))]:
+        num_sources, num_targets = at - begin, target_at - len(source_of)
+        source_of += [
             # The source word where the middle of the target word would be.
-            (2 * i + 1) * num_sources // (2 * num_targets) if num_sources else None
+            begin + (2 * i + 1) * num_sources // (2 * num_targets)
+            if num_sources
+            else None
             for i in range(num_targets)
-        ),
-        is_guessed=True,
+        ]
+        source_of.append(at)
+        begin = at + 1
+    source_of.pop()  # the end
+    return WordLinks(
+        source=sources, target=targets, source_of=tuple(source_of), is_guessed=True
     )
+
+
+def _anchors(source: Sequence[str], target: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the brackets, and of the quotation marks, of two sentences.
+
+    There are none of those that do not come in the same order in both.
+    """
+    for kinds in ('()"', "()"):
+        found = [_pairing_marks(words, kinds) for words in (source, target)]
+        of_source, of_target = ([kind for _, kind in each] for each in found)
+        if of_source == of_target:
+            return [(i, j) for (i, _), (j, _) in zip(*found, strict=True)]
+    return []
+
+
+def _pairing_marks(words: Sequence[str], kinds: str) -> list[tuple[int, str]]:
+    """Return the places of the brackets and quotation marks of some kinds."""
+    found = ((i, PAIRING_MARKS.get(word, "-")) for i, word in enumerate(words))
+    return [(i, kind) for i, kind in found if kind in kinds]
 
 
 def links_by_attention(
@@ -303,7 +343,7 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
 def _lacks_space_before(text: str, at: int) -> bool:
     """Return whether a spaced element at a place needs a space before it."""
     before = text[max(at - 1, 0) : at]
-    is_missing = before != "" and not before.isspace()
+    is_missing = before != "" and not before.isspace() and not _opens(text, at - 1)
     return is_missing and _is_spaced_place(text, at, _final_marks(text))
 
 
@@ -318,15 +358,33 @@ def _lacks_space_after(text: str, at: int) -> bool:
 def _is_spaced_place(text: str, at: int, final_marks: int) -> bool:
     """Return whether an element at a place may have space on both sides.
 
-    The space must tear no word apart: there is space already, or an end of the text, or
-    a script without spaces.
+    The space must tear no word apart: there is space already, or an end of the text, an
+    edge of brackets or quotation marks, or a script without spaces.
     """
     around = text[max(at - 1, 0) : at + 1]
     return (
         at in (0, final_marks, len(text))
         or any(map(str.isspace, around))
         or UNSPACED_SIGN.search(around) is not None
+        or _opens(text, at - 1)
+        or _closes(text, at)
+        or _closes(text, at - 1)
     )
+
+
+def _opens(text: str, at: int) -> bool:
+    """Return whether a character is a bracket or quotation mark that opens.
+
+    Most quotation marks open in one language and close in another.
+    """
+    is_first = at == 0 or text[at - 1].isspace() or text[at - 1] in OPENERS
+    return text[at] in OPENERS or (text[at] in QUOTES and is_first)
+
+
+def _closes(text: str, at: int) -> bool:
+    """Return whether a character is a bracket or quotation mark that closes."""
+    is_mark = text[at] in CLOSING_BRACKETS or text[at] in QUOTES
+    return is_mark and CLOSING_MARKS.match(text, at) is not None
 
 
 def _final_marks(text: str) -> int:

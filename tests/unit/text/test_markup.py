@@ -356,7 +356,7 @@ def test_white_space_in_a_block_is_one_space() -> None:
         ("Click <img> here.", "COVID-19-Test.", "<img> COVID-19-Test."),
         ("<i>A</i> <img> <b>b</b> c", "x-y-z", "<i>x-</i><img><b>y</b>-z"),
         ("Click <img><!-- c --> here.", "单击这里。", "单击 <img> <!-- c -->这里。"),
-        ("Now <img> click (it).", "请（点）。", "请 <img> （点）。"),
+        ("Now click <img> (it).", "请（点）。", "请 <img> （点）。"),
         ("Big <b>dog <img></b> runs.", "大狗跑。", "大<b>狗 <img></b> 跑。"),
         ("Big <a><img> dog</a> runs.", "大狗跑。", "大 <a><img> 狗</a>跑。"),
         ("Big <img><b> dog</b> runs.", "大狗跑。", "大 <img> <b>狗</b>跑。"),
@@ -504,6 +504,35 @@ def test_a_copied_element_without_words_in_the_translation_is_spaced(
     pairs |= {"(": "(", ")": ")", "„": "“", "“": "”", ".": "."}
     links = by_words(sentence, translation, pairs)
     assert join_html(segments, [translation], [links]) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("Hit (<kbd>F</kbd>) now.", "Hier () drücken.", "Hier (<kbd>F</kbd>) drücken."),
+        ("See “<kbd>F</kbd>”.", "Siehe es da: „“.", "Siehe es da: „<kbd>F</kbd>“."),
+        ("A dog (<img>) runs.", "Der große Hund () geht.",
+         "Der große Hund (<img>) geht."),
+        ("A dog runs (see <kbd>F</kbd>).", "Der große Hund, er läuft (siehe).",
+         "Der große Hund, er läuft (<kbd>F</kbd> siehe)."),
+        ("A dog runs (<b>too</b>).", "Der große Hund, er läuft (auch).",
+         "Der große Hund, er läuft (<b>auch</b>)."),
+        ("A dog (too)<img> runs.", "Der große Hund, er (auch) läuft.",
+         "Der große Hund, er (auch)<img> läuft."),
+        ("A dog <img>(too) runs.", "Der große Hund, er (auch) läuft.",
+         "Der große Hund, er <img>(auch) läuft."),
+        ("Hit (b) <kbd>F</kbd> now.", "Jetzt drücken (b).",
+         "Jetzt drücken (b) <kbd>F</kbd>."),
+        ("A dog (see <kbd>F</kbd>, too).", "一只狗（也看）。",
+         "一只狗（<kbd>F</kbd> 也看）。"),
+        ("“A” (<b>b</b>) is c.", "Das (b) ist ein großes C.",
+         "Das (<b>b</b>) ist ein großes C."),
+    ],
+)  # fmt: skip
+def test_elements_stay_on_their_side_of_brackets_and_quotes(
+    html: str, translation: str, expected: str
+) -> None:
+    assert join_html(split_html(html, "en"), [translation]) == expected
 
 
 @pytest.mark.parametrize(
