@@ -64,6 +64,7 @@ from transduce.report.report import (
     xml_text,
 )
 from transduce.search_config import SearchConfig
+from transduce.text.languages import without_invisible
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
@@ -432,7 +433,8 @@ class _Source:
             least_limit = symbols_needed(len(words), 0) + 1
         (ids,) = translator.source_ids([text])
         _require_length(ids, "source")
-        return cls(text=normalize(text), ids=ids, least_limit=least_limit)
+        text = normalize(without_invisible(text))
+        return cls(text=text, ids=ids, least_limit=least_limit)
 
 
 def _target_ids(translator: Translator, text: str) -> list[int]:

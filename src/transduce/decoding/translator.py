@@ -86,7 +86,7 @@ from transduce.processes import require_number_of_processes
 from transduce.search_config import SamplingConfig, SearchConfig, default_search
 from transduce.settings import require_config, require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
-from transduce.text.languages import best_match
+from transduce.text.languages import best_match, without_invisible
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import (
     Tokenizer,
@@ -696,7 +696,11 @@ class Translator:
 
     def _tagged(self, source: str) -> str:
         """Return a source with the tag of the translator's target language."""
-        return tagged(source, self.language_tag, self.tokenizer)
+        # Unlike the paper: the model reads no soft hyphens, zero-width spaces or marks
+        # of direction in a source, which show nothing but would cut words into rare
+        # pieces. Training text is read as it is. The paper does not mention them. On by
+        # default.
+        return tagged(without_invisible(source), self.language_tag, self.tokenizer)
 
     def _run(
         self,

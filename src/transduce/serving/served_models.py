@@ -27,6 +27,7 @@ from transduce.text.languages import (
     canonical,
     english_name,
     is_known,
+    without_invisible,
 )
 from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import (
@@ -566,7 +567,7 @@ def attended_links(
     if attention is None:
         return found
     tokenizer = translator.tokenizer
-    texts = [source for source, _ in pairs]
+    texts = [without_invisible(source) for source, _ in pairs]
     untagged = tokenizer.encode_sources(texts)
     sources = translator.source_ids(texts)
     targets = tokenizer.encode_targets([target for _, target in pairs])
@@ -584,7 +585,7 @@ def attended_links(
         for i, weights in zip(chosen, maps, strict=True):
             pair, num_tags = pairs[i], len(sources[i]) - len(untagged[i])
             pieces = (
-                _letters_of(tokenizer, pair[0], untagged[i]),
+                _letters_of(tokenizer, texts[i], untagged[i]),
                 _letters_of(tokenizer, pair[1], targets[i]),
             )
             found[i] = links_by_attention(pair, pieces, weights[..., num_tags:-1])

@@ -620,6 +620,29 @@ UNSPACED_LETTER = re.compile(f"[{UNSPACED_LETTERS}]")
 UNSPACED_RUN = re.compile("|".join(f"[{s.letters}]+" for s in UNSPACED_SCRIPTS))
 """Pattern of a run of letters of one such script."""
 
+ZERO_WIDTH_SPACE = "\u200b"
+INVISIBLE = (
+    "\u00ad\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2060"
+    "\u2066\u2067\u2068\u2069\ufeff" + ZERO_WIDTH_SPACE
+)
+"""Characters that show nothing and change no other: soft hyphens, marks of direction,
+and those that allow or forbid a line break. Joiners are none: they change letters, as
+in Persian, and join emoji."""
+WITHOUT_MEANING = re.compile(
+    f"[{INVISIBLE.removesuffix(ZERO_WIDTH_SPACE)}]+"
+    f"|(?<![{UNSPACED_LETTERS}{ZERO_WIDTH_SPACE}]){ZERO_WIDTH_SPACE}+"
+)
+
+
+def without_invisible(text: str) -> str:
+    """Remove the characters of a text that show nothing, such as soft hyphens.
+
+    A zero-width space stays after a letter of a script without spaces, where it may
+    stand between words, as in Khmer.
+    """
+    return text if text.isascii() else WITHOUT_MEANING.sub("", text)
+
+
 SPACED_SCRIPTS = (
     "Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Devanagari", "Bengali",
     "Gurmukhi", "Gujarati", "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam",

@@ -29,7 +29,13 @@ from transduce.text.inline_tags import (
     links_by_place,
     with_tags,
 )
-from transduce.text.languages import UNSPACED_LETTER, base
+from transduce.text.languages import (
+    INVISIBLE,
+    UNSPACED_LETTER,
+    ZERO_WIDTH_SPACE,
+    base,
+    without_invisible,
+)
 from transduce.text.splitting import (
     CLOSERS,
     STOPS,
@@ -525,10 +531,7 @@ def _plain_pieces(html: str, start: int, end: int) -> Iterator[Piece]:
 
 SPACES = " \t\n\f\r"
 """White space of HTML; a browser shows a run of it as one space."""
-BREAK_HINTS = "\u00ad\u200b\u2060\ufeff"
-"""Characters that show nothing, but allow a line break, as a soft hyphen, or forbid
-it."""
-WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[{BREAK_HINTS}]+|[^{SPACES}{BREAK_HINTS}]+")
+WORD_OR_SPACE = re.compile(f"[{SPACES}]+|[{INVISIBLE}]+|[^{SPACES}{INVISIBLE}]+")
 MARK = re.compile(r"[^\w\s]")
 RAISED = "\u00b9"
 NOTE = re.compile(r"(?:[0-9\s,:–*†‡§¶#-]|\[[^\[\]]*\]|\([0-9]{1,3}\))+")
@@ -707,7 +710,7 @@ class _Block:
             self.raised[-1] = (self.raised[-1][0], self.length)
 
     def _add_copied(self, piece: Piece) -> None:
-        text = " ".join(piece.text.split())
+        text = without_invisible(" ".join(piece.text.split()))
         starts_apart = not self.parts or self.parts[-1].endswith(" ")
         if piece.text[:1].isspace() and not starts_apart:
             text = f" {text}"
@@ -726,8 +729,8 @@ class _Block:
 
     def _add(self, text: str, start: int, end: int) -> None:
         if text.strip(SPACES):
-            if text.strip(BREAK_HINTS) or self._is_in_unspaced_script:
-                self._append(text, start, end)
+            if shown := self._without_invisible(text):
+                self._append(shown, start, end)
         elif self.parts and not self.parts[-1].endswith(" "):
             self._append(" ", start, end)
         elif self.parts:
@@ -736,13 +739,15 @@ class _Block:
                 self.spaced_before.add(edges[0].start)
                 self.spaced_after.add(edges[1].start)
 
-    @property
-    def _is_in_unspaced_script(self) -> bool:
-        """Whether the last letter is of a script in which what shows nothing may stand
-        between words, as in Khmer."""
-        return (
-            bool(self.parts) and UNSPACED_LETTER.match(self.parts[-1][-1]) is not None
-        )
+    def _without_invisible(self, text: str) -> str:
+        """Return a part, of which nothing or only spaces of width zero are left if it
+        shows nothing: see the function of this name."""
+        if text.strip(INVISIBLE):
+            return text
+        letter = "".join(self.parts[-1:])[-1:]
+        is_unspaced = UNSPACED_LETTER.match(letter) is not None
+        is_kept = is_unspaced or letter == ZERO_WIDTH_SPACE
+        return ZERO_WIDTH_SPACE * text.count(ZERO_WIDTH_SPACE) if is_kept else ""
 
     def _append(self, text: str, start: int, end: int) -> None:
         self.starts.append(self.length)

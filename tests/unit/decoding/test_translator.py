@@ -242,6 +242,16 @@ def test_half_of_a_surrogate_pair_is_refused(translator: Translator) -> None:
             call()
 
 
+def test_characters_that_show_nothing_are_not_read(translator: Translator) -> None:
+    plain, hinted = "one two three", "\ufeffo\u00adne \u200ftw\u200bo\u2060 three"
+    assert translator.source_ids([hinted]) == translator.source_ids([plain])
+    assert translator.translate(hinted) == translator.translate(plain)
+    assert translator.score(hinted, "eins") == translator.score(plain, "eins")
+    assert translator.translate("\u00ad\u200b").text == ""
+    joined = translator.source_ids(["o\u200cne tw\u200do three"])
+    assert joined != translator.source_ids([plain])
+
+
 def test_bytes_in_place_of_sentences_are_named(
     translator: Translator, unchecked_types: None
 ) -> None:

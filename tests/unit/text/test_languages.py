@@ -21,6 +21,7 @@ from transduce.text.languages import (
     require_language,
     require_language_of_files,
     script_letters,
+    without_invisible,
 )
 
 
@@ -293,3 +294,21 @@ def test_a_text_of_the_models_language_is_accepted(known, text_language) -> None
 
 def test_files_without_a_language_in_their_name_are_accepted() -> None:
     require_language_of_files("model", "target", "de", ["lines.txt", "corpus"])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("su\u00adper\u200b\u200bdog\ufeffhouse\u2060.", "superdoghouse."),
+        ("\u200eC#\u200f \u202aa\u202c \u2066b\u2069 \u061c.", "C# a b ."),
+        (
+            "می\u200cخواهم 👩\u200d🔬 \u2764\ufe0f",
+            "می\u200cخواهم 👩\u200d🔬 \u2764\ufe0f",
+        ),
+        ("ខ្មែរ\u200b\u200bខ្មែរ\u00ad a\u200bb", "ខ្មែរ\u200b\u200bខ្មែរ ab"),
+        ("one two", "one two"),
+    ],
+)
+def test_characters_without_meaning_are_removed(text: str, expected: str) -> None:
+    assert without_invisible(text) == expected
+    assert without_invisible(expected) == expected

@@ -267,6 +267,12 @@ def test_a_copied_element_is_not_found_within_a_word_before_a_vowel_sign() -> No
         ("A su&shy;per\u00addog&#8203;house&#xFEFF;.", ["A superdoghouse."]),
         ("Ein Hund.&#8203; Eine Katze.", ["Ein Hund.", "Eine Katze."]),
         ("ខ្មែរ&#8203;ខ្មែរ", ["ខ្មែរ\u200bខ្មែរ"]),
+        ("ខ្មែរ&rlm;&#8203;&shy;\u200bខ្មែរ", ["ខ្មែរ\u200b\u200bខ្មែរ"]),
+        (
+            "C#&lrm; \u2067می&zwnj;خواهم\u2069 👩&zwj;🔬",
+            ["C# می\u200cخواهم 👩\u200d🔬"],
+        ),
+        ("Use <code>su&shy;per\ufeff</code>now.", ["Use supernow."]),
         (
             "A dog.<sup>1</sup> It.<sup><a>[2]</a></sup><sup>[note 3]</sup> B",
             ["A dog.1", "It.[2][note 3]", "B"],
