@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
 
 from pydantic import ValidationError
 from python_multipart import create_form_parser
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -48,6 +49,10 @@ LOCAL_NAME = "localhost"
 ANY = "*"
 METHODS = ("GET", "HEAD", "POST")
 EXPOSED = ("retry-after",)
+ASKS_PRIVATE = b"access-control-request-private-network"
+"""Header by which a browser asks for a public page whether it may use a private
+network."""
+ALLOWS_PRIVATE = "access-control-allow-private-network"
 HOST = re.compile("[a-z0-9_-][a-z0-9._-]*", re.ASCII)
 """Pattern of a host's name in lower case."""
 DEFAULT_PORTS: Mapping[str, int] = {"http": 80, "https": 443}
@@ -113,9 +118,12 @@ def is_loopback(name: str) -> bool:
     if name == LOCAL_NAME or name.endswith(f".{LOCAL_NAME}"):
         return True
     try:
-        return ipaddress.ip_address(name).is_loopback
+        address = ipaddress.ip_address(name)
     except ValueError:
         return False
+    # Python 3.13 is the first to see through an IPv4 address in the form of IPv6.
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
 
 
 def _bare(name: str) -> str:
@@ -286,9 +294,16 @@ class AllowOrigins(CORSMiddleware):
         return self.allow_all_origins or _canonical_origin(origin) in self.allow_origins
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer a preflight request like Starlette, but refuse in JSON."""
-        answer = super().preflight_response(request_headers)
+        """Answer a preflight request like Starlette, but refuse in JSON.
+
+        Pages of allowed origins may use a server in a private network, as this one is
+        that the browser's own machine runs.
+        """
+        others = [each for each in request_headers.raw if each[0] != ASKS_PRIVATE]
+        answer = super().preflight_response(Headers(raw=others))
         if answer.status_code < HTTPStatus.BAD_REQUEST:
+            if len(others) < len(request_headers.raw):
+                answer.headers[ALLOWS_PRIVATE] = "true"
             return answer
         kept = {
             name: value
@@ -554,7 +569,8 @@ class Admission:
     def _check_head(self, request: Request) -> None:
         """Raise `RefusedError` for a body that need not be read to be refused."""
         headers = request.headers
-        if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        encodings = ",".join(headers.getlist("content-encoding")).lower().split(",")
+        if not {each.strip() for each in encodings} <= {"", "identity"}:
             raise RefusedError(
                 HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
                 "The body must be sent without content-encoding, but has one.",
@@ -808,7 +824,9 @@ class _Fields:
             name = _part_name(file)
             raise ValueError(f"`{name[:80]}` must be text, but is a file")
 
-        if not body.rstrip().endswith(b"--"):
+        _, options = parse_options_header(content_type)
+        boundary = options.get(b"boundary")
+        if boundary is not None and b"--%s--" % boundary not in body:
             raise ValueError("its end is missing")
         parser = create_form_parser(
             {"Content-Type": content_type.encode("latin-1")},

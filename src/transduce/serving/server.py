@@ -198,9 +198,10 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
     except OSError as error:
         reason = str(error.strerror).partition(" (")[0]
+        written = f"[{host}]" if ":" in host else host
         raise RequestError(
-            f"{host}:{port} must be free to listen at, but is not ({reason}); choose "
-            "another host or port."
+            f"{written}:{port} must be free to listen at, but is not ({reason}); "
+            "choose another host or port."
         ) from None
     return listener
 

@@ -56,6 +56,7 @@ def local(trained_checkpoint: Checkpoint) -> Iterator[RunningServer]:
     "host",
     [
         *("localhost", "LOCALHOST:5000", "localhost.", "127.0.0.1", "127.1.2.3:5000"),
+        *("[::ffff:127.0.0.1]", "[::ffff:7f00:2]:80"),
         *("[::1]", "[::1]:5000", "proxy.example", "Proxy.Example:443", "a.localhost"),
     ],
 )
@@ -69,7 +70,12 @@ def test_a_local_server_answers_to_its_own_names(
     "host",
     [
         *("evil.example", "evil.example:5000", "localhost.evil.example", "0.0.0.0"),
-        *("localhost@evil.example", "[::1", "127.0.0.1.evil.example", "10.0.0.1"),
+        *(
+            "localhost@evil.example",
+            "[::1",
+            "127.0.0.1.evil.example",
+            "[::ffff:10.0.0.1]",
+        ),
         *("xlocalhost", "[::2]:80", "localhost:evil.example"),
     ],
 )
@@ -168,14 +174,29 @@ def test_the_origin_of_an_extension_can_be_allowed(
         assert each.headers["access-control-allow-origin"] == origin
 
 
-def preflight(server: RunningServer, origin: str, method: str = "POST") -> Answer:
+def preflight(
+    server: RunningServer, origin: str, method: str = "POST", **headers: str
+) -> Answer:
     return server.ask(
         "OPTIONS",
         "/translate",
         origin=origin,
         access_control_request_method=method,
         access_control_request_headers="content-type, authorization",
+        **headers,
     )
+
+
+def test_an_allowed_origin_may_use_a_private_network(local: RunningServer) -> None:
+    asks = {"access_control_request_private_network": "true"}
+    asked = preflight(local, "https://friend.example", **asks)
+    assert asked.status == 200
+    assert asked.headers["access-control-allow-private-network"] == "true"
+    plain = preflight(local, "https://friend.example")
+    assert "access-control-allow-private-network" not in plain.headers
+    refused = preflight(local, "https://friend.example", "DELETE", **asks)
+    assert refused.status == 400
+    assert "access-control-allow-private-network" not in refused.headers
 
 
 def test_an_allowed_origin_may_read_answers(local: RunningServer) -> None:

@@ -21,7 +21,7 @@ from transduce.serving import connection
 from transduce.serving.admission import AccessConfig, AdmissionConfig
 from transduce.serving.connection import AcceptFailures, ConnectionConfig
 from transduce.serving.served_models import ServedModel
-from transduce.serving.server import ServerConfig, within_open_files
+from transduce.serving.server import ServerConfig, listen, within_open_files
 from waiting import wait_until
 
 HOST = b"host: localhost\r\n"
@@ -439,6 +439,11 @@ def test_a_client_that_does_not_read_times_out(quick: RunningServer) -> None:
         client.sendall(document * 250)  # megabytes, more than the system takes
         wait_until(lambda: num_connections(quick) == 1)
         wait_until(lambda: num_connections(quick) == 0)
+
+
+def test_an_address_of_ipv6_is_named_with_its_brackets() -> None:
+    with pytest.raises(RequestError, match=r"^\[2001:db8::1\]:80 must be free"):
+        listen("2001:db8::1", 80)
 
 
 def few(number: int) -> ServerConfig:

@@ -327,19 +327,18 @@ def test_a_body_in_an_unknown_encoding_is_refused_in_plain_words(
     assert error in answer.json["error"]
 
 
-def admitted(body: bytes, kind: str) -> list[str]:
+def admitted(body: bytes, kind: str, *headers: tuple[bytes, bytes]) -> list[str]:
     """Texts of a request as the server reads them."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body}
 
-    headers = [(b"content-type", kind.encode())]
     scope = {
         "type": "http",
         "server": ("localhost", 5000),
         "path": "/translate",
         "query_string": b"",
-        "headers": headers,
+        "headers": [(b"content-type", kind.encode()), *headers],
     }
     message = Admission(AdmissionConfig()).admit(
         Request(scope, receive), TranslateRequest
@@ -436,6 +435,35 @@ def test_a_part_of_a_form_in_an_unknown_transfer_encoding_is_refused() -> None:
     body = multipart(FIELDS | {"q": "one"}).replace(b'"q"', head)
     with pytest.raises(RefusedError, match="form cannot be read .*uuencode"):
         admitted(body, "multipart/form-data; boundary=xx")
+
+
+@pytest.mark.parametrize(
+    ("values", "is_read"),
+    [
+        ([b"identity", b""], True),
+        ([b"identity, Identity"], True),
+        ([b"identity", b"gzip"], False),
+        ([b"", b"br"], False),
+    ],
+)
+def test_each_encoding_of_the_content_counts(
+    values: list[bytes], is_read: bool
+) -> None:
+    body = json.dumps(FIELDS | {"q": "one"}).encode()
+    headers = [(b"content-encoding", value) for value in values]
+    if is_read:
+        assert admitted(body, JSON, *headers) == ["one"]
+        return
+    with pytest.raises(RefusedError, match="without content-encoding"):
+        admitted(body, JSON, *headers)
+
+
+def test_form_data_may_be_followed_by_text_but_must_end() -> None:
+    kind = "multipart/form-data; boundary=xx"
+    body = multipart({"target": "de", "q": "one--"})
+    assert admitted(body + b"the end", kind) == ["one--"]
+    with pytest.raises(RefusedError, match="its end is missing"):
+        admitted(body.removesuffix(b"\r\n--xx--\r\n"), kind)
 
 
 def test_each_charset_has_a_codec_of_text() -> None:
