@@ -405,11 +405,11 @@ def load_training_state(folder: Path) -> TrainingState:
 
 def _require_numbers(progress: Progress) -> None:
     """Raise `TypeError` unless all values are numbers of their types, 0 or above."""
-    default = Progress()
+    initial = Progress()
     for field in fields(Progress):
-        value, usual = getattr(progress, field.name), getattr(default, field.name)
-        is_several = isinstance(usual, tuple)
-        numbers, kind = (value, int) if is_several else ([value], type(usual))
+        value, default = getattr(progress, field.name), getattr(initial, field.name)
+        is_several = isinstance(default, tuple)
+        numbers, kind = (value, int) if is_several else ([value], type(default))
         # NaN fails every comparison.
         if not all(type(number) is kind and number >= 0 for number in numbers):
             raise TypeError

@@ -140,12 +140,12 @@ def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
         _, _, rest = line.partition(":")
         kinds, _, group = rest.partition(":")
         if group and not kinds:
-            version, usual, found = 2, CONTROL_GROUPS, mounts.get("")
+            version, default, found = 2, CONTROL_GROUPS, mounts.get("")
         elif kind in kinds.split(","):
-            version, usual, found = 1, CONTROL_GROUPS / kind, mounts.get(kind)
+            version, default, found = 1, CONTROL_GROUPS / kind, mounts.get(kind)
         else:
             continue
-        for folder in _group_folders(Path(group), found or {usual: Path("/")}):
+        for folder in _group_folders(Path(group), found or {default: Path("/")}):
             yield folder, version
 
 

@@ -270,7 +270,7 @@ def _reopened(path: Path, checksum: str) -> StoredWeights:
 def _checked_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return type and shape of each tensor of a file that is sound throughout."""
     with cast(Any, safe_open(path, framework="np")) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
     return {
         name: (each.get_dtype(), tuple(each.get_shape()))
         for name, each in slices.items()
@@ -409,11 +409,11 @@ def write_description(
 
 def _settings_of(config: ArchitectureConfig) -> dict[str, Any]:
     """Return all settings of a model but the rare ones that have the paper's value."""
-    usual = asdict(CONFIGS[architecture_of(config)]())
+    default = asdict(CONFIGS[architecture_of(config)]())
     return {
         name: value
         for name, value in asdict(config).items()
-        if name not in RARE or value != usual[name]
+        if name not in RARE or value != default[name]
     }
 
 

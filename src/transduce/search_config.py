@@ -119,14 +119,14 @@ class SearchConfig:
                 f"`search.patience` must be a number above 0, but is {self.patience}."
             )
         require_between("search.patience", self.patience, 0, MAX_WEIGHT)
-        for name, most in (
+        for name, maximum in (
             ("diversity", MAX_WEIGHT),
             ("coverage_penalty", MAX_WEIGHT),
             ("min_length", MAX_TOKENS),
             ("extra_length", MAX_TOKENS),
             ("no_repeat_ngram", MAX_TOKENS),
         ):
-            require_between(f"search.{name}", getattr(self, name), 0, most)
+            require_between(f"search.{name}", getattr(self, name), 0, maximum)
         if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
             raise ConfigError(
                 "`search.repetition_penalty` must be above 0 and at most "
@@ -164,15 +164,15 @@ class SearchConfig:
         numbers = {k: value for k, value in given.items() if k != "bad_words"}
         given |= converted(SearchConfig, numbers, "search.")
         useless = self._useless(given)
-        for name, (usual, reason) in useless.items():
-            if given.get(name, usual) != usual:
+        for name, (default, reason) in useless.items():
+            if given.get(name, default) != default:
                 raise ConfigError(
                     f"`search.{name}` {reason}; choose a larger beam, or leave it out."
                 )
         dropped = {
-            name: usual
-            for name, (usual, _) in useless.items()
-            if name not in given and getattr(self, name) != usual
+            name: default
+            for name, (default, _) in useless.items()
+            if name not in given and getattr(self, name) != default
         }
         # A model whose own search is greedy has never used them.
         unused = NOT_GREEDY if self.beam_size == 1 else ()
@@ -188,15 +188,15 @@ class SearchConfig:
 
         Each has the value that takes its place, and the reason.
         """
-        usual = SearchConfig()
+        default = SearchConfig()
         useless: dict[str, tuple[Any, str]] = {}
         if given.get("beam_size", self.beam_size) == 1:
             reason = "has no effect on greedy search (beam size 1)"
-            useless |= {name: (getattr(usual, name), reason) for name in NOT_GREEDY}
+            useless |= {name: (getattr(default, name), reason) for name in NOT_GREEDY}
         elif "num_best" not in given:
             # A line has one translation unless the caller can take several.
             reason = "is used only when a call asks for it"
-            useless["num_best"] = usual.num_best, reason
+            useless["num_best"] = default.num_best, reason
         return useless | self._impossible_lengths(given)
 
     def _impossible_lengths(
@@ -204,19 +204,21 @@ class SearchConfig:
     ) -> dict[str, tuple[int | None, str]]:
         """Return own length limits that contradict the given ones, with reasons."""
         own_min, own_max = self.min_length, self.max_length
-        least, most = given.get("min_length"), given.get("max_length")
-        if most is not None and least is None and own_min >= most > 0:
-            return {"min_length": (0, f"is above the greatest length of {most - 1}")}
-        if least is None or most is not None or own_max is None:
+        min_length, max_length = given.get("min_length"), given.get("max_length")
+        if max_length is not None and min_length is None and own_min >= max_length > 0:
+            return {
+                "min_length": (0, f"is above the greatest length of {max_length - 1}")
+            }
+        if min_length is None or max_length is not None or own_max is None:
             return {}
-        if own_max <= least:
-            return {"max_length": (None, f"leaves no room for {least} tokens")}
+        if own_max <= min_length:
+            return {"max_length": (None, f"leaves no room for {min_length} tokens")}
         return {}
 
     def greedy(self) -> "SearchConfig":
         """Return greedy search with the same length limits."""
-        usual = SearchConfig()
-        unused = {name: getattr(usual, name) for name in NOT_GREEDY}
+        default = SearchConfig()
+        unused = {name: getattr(default, name) for name in NOT_GREEDY}
         return replace(self, beam_size=1, **unused)
 
     def limit(self, source_length: int, least: int = 0) -> int:
@@ -336,13 +338,13 @@ class SamplingConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self)
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("number", 1, MAX_DRAWS),
             ("top_k", 1, MAX_TOP_K),
             ("extra_length", 0, MAX_TOKENS),
             ("seed", 0, MAX_SEED),
         ):
-            require_between(name, getattr(self, name), least, most)
+            require_between(name, getattr(self, name), minimum, maximum)
         if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
             raise ConfigError(
                 f"`temperature` must be from {MIN_TEMPERATURE} to "

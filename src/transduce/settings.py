@@ -55,7 +55,9 @@ def shown_json(value: object) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
-def require_between(key: str, value: float | None, least: float, most: float) -> None:
+def require_between(
+    key: str, value: float | None, minimum: float, maximum: float
+) -> None:
     """Raise `ConfigError` if a setting is out of bounds; None is always allowed.
 
     A flag is no number, though Python counts True as 1.
@@ -63,11 +65,11 @@ def require_between(key: str, value: float | None, least: float, most: float) ->
     try:
         if isinstance(without_numpy(value), bool):
             raise TypeError
-        if value is None or least <= value <= most:
+        if value is None or minimum <= value <= maximum:
             return
     except TypeError:
         raise ConfigError(f"`{key}` must be a number, but is {shown(value)}.") from None
-    bound, name = (most, "at most") if value > most else (least, "at least")
+    bound, name = (maximum, "at most") if value > maximum else (minimum, "at least")
     raise ConfigError(f"`{key}` must be {name} {bound:,}, but is {shown(value)}.")
 
 

@@ -5,7 +5,7 @@ Positions are words; the end token of the source counts as one more.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from operator import itemgetter
@@ -230,15 +230,7 @@ AlignmentCounts = dict[
 """Numbers of right links, of all links found, and of those in the annotation."""
 
 
-def alignment_errors(annotated: Iterable[AnnotatedMaps]) -> list[AlignmentError]:
-    """Alignment error rates of every head and layer over all sentences."""
-    total: AlignmentCounts = {}
-    for each in annotated:
-        _count_alignment(each, total)
-    return list(_error_rates(total))
-
-
-def _count_alignment(annotated: AnnotatedMaps, total: AlignmentCounts) -> None:
+def count_alignment(annotated: AnnotatedMaps, total: AlignmentCounts) -> None:
     """Add the counts of a sentence."""
     for place in get_args(Place):
         for linking in get_args(Linking):
@@ -246,7 +238,8 @@ def _count_alignment(annotated: AnnotatedMaps, total: AlignmentCounts) -> None:
             total[key] = total[key] + counts if key in total else counts
 
 
-def _error_rates(total: AlignmentCounts) -> Iterator[AlignmentError]:
+def error_rates(total: AlignmentCounts) -> Iterator[AlignmentError]:
+    """Yield the alignment error rates of every head and layer."""
     for (place, linking), counts in total.items():
         yield from _errors_by(counts, place, linking)
 
@@ -332,22 +325,15 @@ class LinkSurvey:
     """Heads, the most accurate first."""
 
 
-def survey_links(annotated: Iterable[AnnotatedMaps]) -> list[LinkSurvey]:
-    """Accuracy of all heads for every kind of link in the sentences."""
-    total: LinkTotals = {}
-    for each in annotated:
-        _add_links(each, total)
-    return _link_surveys(total)
-
-
-def _add_links(annotated: AnnotatedMaps, total: "LinkTotals") -> None:
+def add_links(annotated: AnnotatedMaps, total: "LinkTotals") -> None:
     """Add the links of a sentence."""
     for link in links(annotated.sentence):
         sums = total.setdefault((link.kind, link.attention), _LinkSums())
         sums.add(annotated, link)
 
 
-def _link_surveys(total: "LinkTotals") -> list[LinkSurvey]:
+def link_surveys(total: "LinkTotals") -> list[LinkSurvey]:
+    """Return the accuracy of all heads for every kind of link."""
     return [
         _survey_kind(*key, sums)
         for key, sums in sorted(total.items(), key=itemgetter(0))
@@ -440,8 +426,8 @@ def survey_annotated(
             sentence.target_words, target
         ):
             words = annotate(sentence, _without_tags(maps, num_tags), source, target)
-            _count_alignment(words, alignment)
-            _add_links(words, found)
+            count_alignment(words, alignment)
+            add_links(words, found)
     if not alignment:
         raise DataError(
             "The model's tokenizer must cover the words of the built-in corpus, but "
@@ -449,8 +435,8 @@ def survey_annotated(
             "target text of the model's languages."
         )
     return AnnotatedSurvey(
-        alignment=tuple(_error_rates(alignment)),
-        links=tuple(_link_surveys(found)),
+        alignment=tuple(error_rates(alignment)),
+        links=tuple(link_surveys(found)),
     )
 
 

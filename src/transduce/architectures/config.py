@@ -180,18 +180,18 @@ class RecurrentConfig:
             "attention_width",
             "readout_width",
         ):
-            most = MAX.get(name, MAX["d_model"])
-            require_between(f"model.{name}", getattr(self, name), 1, most)
+            maximum = MAX.get(name, MAX["d_model"])
+            require_between(f"model.{name}", getattr(self, name), 1, maximum)
         for name in ("encoder_layers", "decoder_layers"):
-            most = MAX["num_layers"]
-            require_between(f"model.{name}", getattr(self, name), 1, most)
+            maximum = MAX["num_layers"]
+            require_between(f"model.{name}", getattr(self, name), 1, maximum)
         require_between("model.initial_range", self.initial_range, 1e-6, 10)
         require_between("model.forget_bias", self.forget_bias, -100, 100)
 
     def _check_layers(self) -> None:
         # Below, a layer's input and output differ in width and cannot be added.
-        least = 3 if self.bidirectional else 2
-        require_between("model.residual_from", self.residual_from, least, 10_000)
+        minimum = 3 if self.bidirectional else 2
+        require_between("model.residual_from", self.residual_from, minimum, 10_000)
         if self.initial_state == "projected" and not self.bidirectional:
             raise ConfigError(
                 "`model.bidirectional` must be true if `model.initial_state` is "
@@ -905,7 +905,7 @@ class MixtureRecurrentConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "model.")
-        for name, least, most in (
+        for name, minimum, maximum in (
             ("vocab_size", 1, MAX["vocab_size"]),
             ("target_vocab_size", 1, MAX["vocab_size"]),
             ("d_model", 1, MAX["d_model"]),
@@ -915,7 +915,7 @@ class MixtureRecurrentConfig:
             ("decoder_layers", 2, MAX["num_layers"]),
             ("initial_range", 1e-6, 10),
         ):
-            require_between(f"model.{name}", getattr(self, name), least, most)
+            require_between(f"model.{name}", getattr(self, name), minimum, maximum)
         require_rate("model.dropout", self.dropout)
 
     def scaled(self, factor: float) -> "MixtureRecurrentConfig":

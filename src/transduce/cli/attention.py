@@ -227,9 +227,9 @@ def _draw(
             return draw_overview(labelled)
 
 
-def _require_between(name: str, value: int, most: int) -> None:
-    if not 1 <= value <= most:
-        raise ConfigError(f"--{name} must be from 1 to {most}, but is {value}.")
+def _require_between(name: str, value: int, maximum: int) -> None:
+    if not 1 <= value <= maximum:
+        raise ConfigError(f"--{name} must be from 1 to {maximum}, but is {value}.")
 
 
 def _places(labelled: LabelledHeads, token: str | None) -> list[int] | None:

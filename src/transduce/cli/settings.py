@@ -89,17 +89,18 @@ def setting_tables(config: RunConfig | None = None) -> Iterator[SettingTable]:
 def _tables(config: Any, default: Any, prefix: str) -> Iterator[SettingTable]:
     meanings = field_meanings(type(default))
     for field in fields(default):
-        mine, usual = getattr(config, field.name), getattr(default, field.name)
-        if is_dataclass(usual):
-            if type(mine) is not type(usual):  # another architecture
-                usual = type(mine)()
+        section = getattr(config, field.name)
+        default_section = getattr(default, field.name)
+        if is_dataclass(default_section):
+            if type(section) is not type(default_section):  # another architecture
+                default_section = type(section)()
             name = f"{prefix}{field.name}"
             yield SettingTable(
                 name=name,
                 meaning=meanings[field.name],
-                settings=tuple(_settings(mine, usual, f"{name}.")),
+                settings=tuple(_settings(section, default_section, f"{name}.")),
             )
-            yield from _tables(mine, usual, f"{name}.")
+            yield from _tables(section, default_section, f"{name}.")
 
 
 def _settings(config: Any, default: Any, prefix: str) -> Iterator[Setting]:

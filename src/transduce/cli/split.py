@@ -7,9 +7,9 @@ from transduce.cli.files import Files, Force
 from transduce.cli.options import text_files
 from transduce.data.corpus_files import (
     CorpusFiles,
+    default_held_out,
     read_through,
     require_choice,
-    usual_number,
     write_split,
 )
 from transduce.errors import ConfigError, counted
@@ -62,7 +62,7 @@ def split(
     require_without(out, (*source, *target))
     require_new_folder(out, overwrite=force, made_by="split")
     read_through(source, target)
-    sizes = [_usual(source, target) if dev is None else dev]
+    sizes = [_default_dev_size(source, target) if dev is None else dev]
     sizes += [] if test is None else [test]
     choice = require_choice(source, target, sizes, seed)
     names = ("train", "dev", "test")[: 1 + len(sizes)]
@@ -96,9 +96,9 @@ def split(
     print(f"Train on them:\n  {train_command(parts)}")
 
 
-def _usual(source: Files, target: Files) -> int:
+def _default_dev_size(source: Files, target: Files) -> int:
     num_pairs = sum(1 for _ in aligned_lines(source, target))
-    if (number := usual_number(num_pairs)) is None:
+    if (number := default_held_out(num_pairs)) is None:
         raise ConfigError(
             f"{source[0]}: a corpus of {counted(num_pairs, 'pair')} is too small "
             "for the default size of the dev text; give --dev NUMBER."

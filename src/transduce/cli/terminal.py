@@ -37,7 +37,7 @@ LINE_SECONDS = 30.0
 SPEED_SECONDS = 3_600.0
 """Seconds of steps that the time left is estimated from; rich's 30 may have only one
 step, and then no estimate."""
-NARROWEST, USUAL, WIDEST = 20, 80, 1_000
+NARROWEST, DEFAULT_WIDTH, WIDEST = 20, 80, 1_000
 """Minimum, default and maximum width in columns. Rich never ends at one column, and
 fills the memory at a billion."""
 BAR_WIDTH, SHORT_BAR_WIDTH = 10, 4
@@ -61,7 +61,9 @@ class BoundedConsole(Console):
     @property
     def size(self) -> ConsoleDimensions:
         width, height = super().size
-        return ConsoleDimensions(min(max(width or USUAL, NARROWEST), WIDEST), height)
+        return ConsoleDimensions(
+            min(max(width or DEFAULT_WIDTH, NARROWEST), WIDEST), height
+        )
 
     @size.setter
     def size(self, new_size: tuple[int, int]) -> None:

@@ -33,7 +33,7 @@ from transduce.text.languages import guess_all, require_language_of_files
 
 BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
 Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=1, negative="")]
-USUAL = Grid()
+DEFAULT_GRID = Grid()
 PARSING_BEAMS = (1, 4, 10, 21)
 """Beam sizes tried for a parser; the paper's has 21."""
 
@@ -104,7 +104,7 @@ def tune(
             f"{folder}: the model must be writable to keep another search, but is not; "
             "take --dry-run, or copy it."
         )
-    beams = beam_sizes or (PARSING_BEAMS if dev_trees else USUAL.beam_sizes)
+    beams = beam_sizes or (PARSING_BEAMS if dev_trees else DEFAULT_GRID.beam_sizes)
     grid = Grid(
         beam_sizes=beams, length_penalties=length_penalties, patiences=patiences
     )
@@ -203,8 +203,8 @@ class _DevText:
         require_language_of_files(model, "source", translator.source_language, source)
         has_several = bool(translator.target_languages)
         if not has_several:
-            usual = translator.target_language
-            require_language_of_files(model, "target", usual, target)
+            language = translator.target_language
+            require_language_of_files(model, "target", language, target)
         pairs = list(read_pairs(source, target))
         sources = [pair.source for pair in pairs]
         references = [pair.target for pair in pairs]

@@ -89,7 +89,7 @@ BINS_PER_UNIT, NUM_BINS = 1_024, 32 * 1_024
 """Bins of logarithms of ratios: 1,024 for a factor of e, from -16 to 16."""
 MAX_LOG_FACTOR = 14.0
 """Largest logarithm of a factor: lines of at most a million bytes differ by less."""
-USUAL_PROCESSES, MAX_PROCESSES = 16, 64
+DEFAULT_PROCESSES, MAX_PROCESSES = 16, 64
 """Largest number of processes by default, and the largest that may be given where there
 are fewer cores. One process reads and writes for all, so that many more would wait."""
 LENGTH_RATIO = CODES["length-ratio"]
@@ -224,8 +224,8 @@ def clean_corpus(
         A process was killed, or a model cannot score.
     """
     config = config or CleaningConfig()
-    usual = min(usable_cores().number, USUAL_PROCESSES)
-    number = usual if num_processes is None else num_processes
+    default = min(usable_cores().number, DEFAULT_PROCESSES)
+    number = default if num_processes is None else num_processes
     require_number_of_processes(number, MAX_PROCESSES)
     pairs = file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))

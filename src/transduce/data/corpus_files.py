@@ -434,7 +434,7 @@ class Choice:
         return next((i for i, part in enumerate(self.parts) if key in part), None)
 
 
-def usual_number(num_pairs: int) -> int | None:
+def default_held_out(num_pairs: int) -> int | None:
     """Default number of held-out pairs; None if it is more than half of all.
 
     It is one in a hundred, at least 200 and at most 2,000.
@@ -446,17 +446,17 @@ def usual_number(num_pairs: int) -> int | None:
 def choose(
     sources: Iterable[str], sizes: Sequence[int] | None, seed: int
 ) -> Choice | None:
-    """Choose different sources for parts of these sizes, by default the usual one.
+    """Choose different sources for parts of these sizes, by default for a dev text.
 
     The sources with the smallest hashes are chosen, whatever the order of the lines.
     Returns None if there are too few pairs: training must keep at least as many as are
     held out, without those that have a held-out source.
     """
-    most = MAX_HELD_OUT if sizes is None else sum(sizes)
-    held, num_read = _smallest_keys(sources, most, seed)
+    max_number = MAX_HELD_OUT if sizes is None else sum(sizes)
+    held, num_read = _smallest_keys(sources, max_number, seed)
     if sizes is None:
-        usual = usual_number(num_read)
-        sizes = () if usual is None else (usual,)
+        number = default_held_out(num_read)
+        sizes = () if number is None else (number,)
     if not sizes or sum(sizes) > len(held):
         return None
     chosen = sorted(held)[: sum(sizes)]
@@ -468,7 +468,7 @@ def choose(
 
 
 def _smallest_keys(
-    sources: Iterable[str], most: int, seed: int
+    sources: Iterable[str], max_number: int, seed: int
 ) -> tuple[dict[bytes, int], int]:
     """Return the smallest hashes of sources, and how many sources have each of them.
 
@@ -486,7 +486,7 @@ def _smallest_keys(
         # Keep the smallest keys in a heap with the largest of them on top. A key that
         # leaves it never returns, so that the counts of the others are complete.
         number = -int.from_bytes(key)
-        if len(kept) < most:
+        if len(kept) < max_number:
             heapq.heappush(kept, (number, key))
             held[key] = 1
         elif number > kept[0][0]:

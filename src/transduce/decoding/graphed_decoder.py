@@ -105,11 +105,11 @@ MAX_ENLARGED = 32_768
 rounded up to: many short sentences must not take much more memory than they need."""
 
 
-def _rounded_up(number: int, least: int = 1) -> int:
+def _rounded_up(number: int, minimum: int = 1) -> int:
     """Round up to a power of two, or to three quarters of one."""
     power = 1 << max(number - 1, 0).bit_length()
     three_quarters = 3 * power // 4
-    return max(three_quarters if number <= three_quarters else power, least)
+    return max(three_quarters if number <= three_quarters else power, minimum)
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,9 +223,9 @@ def _required_words(words: object) -> Sequence[str]:
 
 def _without_exclusions(config: SearchConfig) -> SearchConfig:
     """Return a config whose settings never exclude all symbols that a tree allows."""
-    usual = SearchConfig()
+    default = SearchConfig()
     names = ("min_length", "no_repeat_ngram", "bad_words")
-    excluding = [n for n in names if getattr(config, n) != getattr(usual, n)]
+    excluding = [n for n in names if getattr(config, n) != getattr(default, n)]
     for name in excluding:
         warnings.warn(
             f"`search.{name}` does not apply to a constrained search, in which it "
@@ -233,7 +233,7 @@ def _without_exclusions(config: SearchConfig) -> SearchConfig:
             TransduceWarning,
             stacklevel=3,
         )
-    return replace(config, **{name: getattr(usual, name) for name in excluding})
+    return replace(config, **{name: getattr(default, name) for name in excluding})
 
 
 def _start(

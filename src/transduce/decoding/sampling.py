@@ -152,8 +152,8 @@ def _likeliest(
     """
     if top_k is None or top_k >= len(weights):
         return np.arange(len(weights))
-    least = np.partition(weights, len(weights) - top_k)[-top_k]
-    found = np.flatnonzero(~(weights < least))  # keeps NaN
+    smallest = np.partition(weights, len(weights) - top_k)[-top_k]
+    found = np.flatnonzero(~(weights < smallest))  # keeps NaN
     return _by_likelihood(weights, found)[:top_k]
 
 

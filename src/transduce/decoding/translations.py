@@ -241,7 +241,7 @@ def require_lists(*several: object) -> None:
                 f"as {type(each).__name__}; put them into a list, in their order."
             )
         try:
-            iter(each)  # type: ignore[call-overload]
+            iter(each)  # type: ignore[call-overload] # tests whether it can be
         except TypeError:
             raise RequestError(
                 "Sentences must be strings, but are given as "
@@ -408,7 +408,7 @@ def _do_nothing() -> None: ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How a stream is read, with callbacks for its progress."""
+    """Windows in which a stream is read, and callbacks for its progress."""
 
     windows: Windows = full_windows
     on_line: Callable[[], Any] = _do_nothing

@@ -796,7 +796,7 @@ class Translator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PartSearch:
-    """How the parts of lines are searched for: by beam search or by sampling."""
+    """Beam search or sampling of the parts of lines."""
 
     start: Callable[[Sequence[DecodingModel], list[Part]], Decoding]
     """Function that encodes parts and starts their search."""

@@ -146,7 +146,7 @@ def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator
 
 
 def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
-    schedule, usual = training.schedule, DEFAULTS.training
+    schedule, default = training.schedule, DEFAULTS.training
     has_peak = schedule != "inverse-sqrt"
     if has_peak and training.learning_rate is None:
         yield (
@@ -166,7 +166,7 @@ def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
             "`training.learning_rate`."
         )
     for name, owner in SETTINGS_OF_SCHEDULES.items():
-        if schedule != owner and getattr(training, name) != getattr(usual, name):
+        if schedule != owner and getattr(training, name) != getattr(default, name):
             yield (
                 f"`training.{name}` is a setting of the schedule "
                 f'"{owner}", but `training.schedule` is "{schedule}"; leave it out, or '
@@ -262,7 +262,7 @@ def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
 def _contradictions_of_positions(
     model: ModelConfig | MixtureTransformerConfig | ConvolutionalConfig, longest: int
 ) -> Iterator[str]:
-    usual = ModelConfig().max_positions
+    default = ModelConfig().max_positions
     positions = "learned" if isinstance(model, ConvolutionalConfig) else model.positions
     if positions == "learned" and model.max_positions < longest:
         yield (
@@ -270,7 +270,7 @@ def _contradictions_of_positions(
             f"{longest:,}, as all later positions would share one embedding, but is "
             f"{model.max_positions:,}; raise the first, or lower the second."
         )
-    if positions == "sinusoidal" and model.max_positions != usual:
+    if positions == "sinusoidal" and model.max_positions != default:
         yield (
             f"`model.max_positions` is {model.max_positions:,}, but sinusoidal "
             "positions have no limit; leave it out, or set `model.positions` to "
@@ -310,12 +310,12 @@ def _contradictions_of_architecture(
         )
     if not isinstance(model, RecurrentConfig):
         return
-    most = max(model.encoder_layers, model.decoder_layers)
-    if model.residual_from is not None and model.residual_from > most:
+    num_layers = max(model.encoder_layers, model.decoder_layers)
+    if model.residual_from is not None and model.residual_from > num_layers:
         yield (
             "`model.residual_from` must be at most the number of layers, "
-            f"{most}, but is {model.residual_from}; set it to none for no residual "
-            "connections."
+            f"{num_layers}, but is {model.residual_from}; set it to none for no "
+            "residual connections."
         )
     if not model.input_feeding and model.attention_query == "previous":
         yield (
@@ -475,7 +475,9 @@ def _text_augmentation_without_effect(
         )
 
 
-def _changed(config: object, usual: object, among: tuple[str, ...] = ()) -> str | None:
+def _changed(
+    config: object, default: object, among: tuple[str, ...] = ()
+) -> str | None:
     """Name of the first setting that differs from its default."""
     names = among or type(config).__dataclass_fields__  # type: ignore[attr-defined]
-    return next((n for n in names if getattr(config, n) != getattr(usual, n)), None)
+    return next((n for n in names if getattr(config, n) != getattr(default, n)), None)

@@ -228,9 +228,9 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     )
     texts = learning_texts(pairs, sum(each.characters for each in sizes))
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
-    usual = config.languages.target if language_tags(files.tags) else None
+    default = config.languages.target if language_tags(files.tags) else None
     encoders = [
-        encoder_of(corpus, tokenizer, corpus.target_language or usual)
+        encoder_of(corpus, tokenizer, corpus.target_language or default)
         for corpus in files.corpora
     ]
     plain = PairEncoder(tokenizer=tokenizer)
@@ -470,18 +470,18 @@ def _epoch_report(
     if not len(kept.rows):
         return None
     steps, seed = config.training.steps, config.training.seed
-    rows, drawn, numbers = kept.rows, [kept.rows], [steps]
+    rows, rows_of_stages, steps_of_stages = kept.rows, [kept.rows], [steps]
     if mixture is not None:
-        stages, numbers = mixture.stages_of(range(steps))
-        drawn = [rows[mixture.draw(0, stage, seed)] for stage in stages]
+        stages, steps_of_stages = mixture.stages_of(range(steps))
+        rows_of_stages = [rows[mixture.draw(0, stage, seed)] for stage in stages]
         rows = rows[mixture.used_in(stages)]
-    found = [_count_epoch(_only_dataset(each), config) for each in drawn]
+    counts = [_count_epoch(_only_dataset(each), config) for each in rows_of_stages]
     epochs = [
-        number / each.updates for number, each in zip(numbers, found, strict=True)
+        number / count.updates
+        for number, count in zip(steps_of_stages, counts, strict=True)
     ]
-    shares = np.array(epochs)
-    tokens = float(shares @ [each.tokens for each in found])
-    positions = float(shares @ [each.positions for each in found])
+    tokens = float(np.array(epochs) @ [count.tokens for count in counts])
+    positions = float(np.array(epochs) @ [count.positions for count in counts])
     updates = max(round(steps / sum(epochs)), 1)
     fitting = _fitting_preset(rows, config, task)
     return EpochReport(

@@ -385,9 +385,9 @@ class Survey:
         either = np.maximum(source, target)
         if not either.any():
             return ()
-        usual, longest = _percentile(either, 99), int(either.max())
-        width = _bin_width(usual)
-        edges = list(range(1, usual + 1 + width, width))
+        percentile_99, longest = _percentile(either, 99), int(either.max())
+        width = _bin_width(percentile_99)
+        edges = list(range(1, percentile_99 + 1 + width, width))
         if longest >= edges[-1]:
             edges.append(longest + 1)
         in_source, _ = np.histogram(source, edges)

@@ -687,27 +687,26 @@ class _RunTraining:
         found = trainer.find_micro_batch(
             int(positions or 0) or None, int(reward_positions or 0) or None
         )
-        is_smaller = (found.was_cut and found.max_positions != positions) or (
-            reward_positions is not None and found.reward_positions != reward_positions
+        differs = found.max_positions != positions
+        reward_differs = found.reward_positions != reward_positions
+        is_smaller = (found.was_cut and differs) or (
+            reward_positions is not None and reward_differs
         )
-        if starts and is_smaller:
-            # Earlier versions counted positions for packed sentences, too.
-            unit = last.get("unit", "positions")
-            is_recounted = (
-                positions is not None
-                and found.max_positions != positions
-                and found.unit != unit
-            )
+        if not starts or not is_smaller:
+            return found
+        # Earlier versions counted positions for packed sentences, too.
+        unit = last.get("unit", "positions")
+        if positions is not None and differs and found.unit != unit:
             reason = (
                 f"Parts of batches are counted in {found.unit}, and were in {unit} "
                 "when the run was interrupted"
-                if is_recounted
-                else "Less memory is free than when the run was interrupted"
             )
-            self._warn(
-                f"{reason}, so batches are split into smaller parts, and its weights "
-                "will not be bit for bit those of an uninterrupted run."
-            )
+        else:
+            reason = "Less memory is free than when the run was interrupted"
+        self._warn(
+            f"{reason}, so batches are split into smaller parts, and its weights "
+            "will not be bit for bit those of an uninterrupted run."
+        )
         return found
 
     def _warn(self, message: str) -> None:

@@ -122,14 +122,14 @@ def dev_languages(
     set is that of its file's ending, and a held-out dev set has the language of the
     first corpus.
     """
-    usual, further = config.languages.target, files.get("dev_sets", [])[1::2]
+    default, further = config.languages.target, files.get("dev_sets", [])[1::2]
     if not has_tags:
-        return [usual] * (1 + len(further))
+        return [default] * (1 + len(further))
     if given := files.get("dev_target"):
         main = guess_all(given)
     else:
         main = config.corpora[0].target_language if config.corpora else None
-    return [language or usual for language in (main, *map(guess, further))]
+    return [language or default for language in (main, *map(guess, further))]
 
 
 def languages_of_dev_sets(

@@ -316,7 +316,7 @@ class OutputRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """How lines are translated, and which translations are kept."""
+    """Settings of the translation of lines, and of the choice of translations."""
 
     decoding: SearchConfig | SamplingConfig
     """Beam search or sampling. With references, the best of `num_best` is taken."""

@@ -480,8 +480,8 @@ def _warnings(table: Table2) -> Iterator[str]:
 
 
 def _range(flops: float, cluster: Cluster) -> str:
-    least, most = forecast(flops, cluster)
-    return f"{_time(least)} - {_time(most)}"
+    shortest, longest = forecast(flops, cluster)
+    return f"{_time(shortest)} - {_time(longest)}"
 
 
 def _bleu(score: float | None) -> str:

@@ -133,14 +133,16 @@ def row_config(base: RunConfig, row: str) -> RunConfig:
 
     Raises `ConfigError` if that is impossible, or changes nothing.
     """
-    paper, usual = TABLE_3[row], BASE.training
-    training = replace(paper.training, keep_checkpoints=usual.keep_checkpoints)
-    if base.training.checkpoint_steps != usual.checkpoint_steps:  # the user's choice
-        training = replace(training, checkpoint_steps=usual.checkpoint_steps)
+    paper, paper_base = TABLE_3[row], BASE.training
+    training = replace(paper.training, keep_checkpoints=paper_base.keep_checkpoints)
+    if (
+        base.training.checkpoint_steps != paper_base.checkpoint_steps
+    ):  # the user's choice
+        training = replace(training, checkpoint_steps=paper_base.checkpoint_steps)
     config = replace(
         base,
         model=_changed(base.model, BASE.model, paper.model, row),
-        training=_changed(base.training, usual, training, row),
+        training=_changed(base.training, paper_base, training, row),
     )
     if row != "base" and config == base:
         raise ConfigError(

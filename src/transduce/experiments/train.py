@@ -136,7 +136,8 @@ def train(
     observers = checked_observers(observers)
     require_flag("overwrite", overwrite)
     require_flag("keep_optimizer", keep_optimizer)
-    name = ("base" if start is None else ADAPT) if preset is None else preset
+    default = "base" if start is None else ADAPT
+    name = default if preset is None else preset
     require_string("preset", name)
     require_task(name, files.task)
     require_start(name, has_start=start is not None)

@@ -22,7 +22,7 @@ SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """Names of the special ids, in this package's order."""
 MAX_WHOLE = MAX["vocab_size"]
 """Largest whole number that is accepted."""
-USUAL: dict[str, tuple[tuple[object, ...], str]] = {
+NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "do_sample": ((None, False), "`transduce sample` draws translations at random"),
     "num_return_sequences": ((None, 1), "`transduce translate --nbest` gives several"),
     "num_beam_groups": ((None, 1), "`transduce translate --diversity` is similar"),
@@ -53,13 +53,13 @@ translations unchanged, and what to use instead."""
 
 
 def whole(
-    content: Mapping[str, object], name: str, path: Path, *, least: int = 1
+    content: Mapping[str, object], name: str, path: Path, *, minimum: int = 1
 ) -> int:
     """Return a whole number of a JSON file; `CheckpointError` if it is none."""
     value = content.get(name)
-    if type(value) is not int or value < least:
+    if type(value) is not int or value < minimum:
         raise CheckpointError(
-            f"{path}: `{name}` must be a whole number of {least} at least, but is "
+            f"{path}: `{name}` must be a whole number of {minimum} at least, but is "
             f"{shown(value)}."
         )
     if value > MAX_WHOLE:
@@ -97,7 +97,7 @@ def read_search(folder: Path, ids: Sequence[int]) -> SearchConfig:
 
 def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     return {
-        "beam_size": _whole_or(content, "num_beams", path, 1, least=1),
+        "beam_size": _whole_or(content, "num_beams", path, 1, minimum=1),
         # A patience of 1 ends search where true does. With false, the library goes on
         # while its best unfinished hypothesis, at its present length, ranks above the
         # worst finished one. No patience comes nearer to that, and false is what the
@@ -111,12 +111,12 @@ def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
 
 def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     """Return limits of the length that are given, without the start token."""
-    least = max(_whole_or(content, "min_length", path, 0) - 1, 0)
-    least = _whole_or(content, "min_new_tokens", path, least)
-    most = _whole_or(content, "max_length", path, 0) - 1
-    most = _whole_or(content, "max_new_tokens", path, most)
-    found: dict[str, Any] = {"min_length": least} if least else {}
-    return {**found, "max_length": most} if most > 0 else found
+    min_length = max(_whole_or(content, "min_length", path, 0) - 1, 0)
+    min_length = _whole_or(content, "min_new_tokens", path, min_length)
+    max_length = _whole_or(content, "max_length", path, 0) - 1
+    max_length = _whole_or(content, "max_new_tokens", path, max_length)
+    found: dict[str, Any] = {"min_length": min_length} if min_length else {}
+    return {**found, "max_length": max_length} if max_length > 0 else found
 
 
 def _restrictions(
@@ -136,20 +136,26 @@ def _restrictions(
 def _bad_words(
     content: Mapping[str, object], ids: Sequence[int], path: Path
 ) -> list[list[int]]:
-    """Return sequences that never occur, without those that never do anyway."""
+    """Return the sequences to exclude, but not those that cannot occur in any case."""
     words: Any = content.get("bad_words_ids") or []
     tokens: Any = content.get("suppress_tokens") or []
-    are_lists = isinstance(words, list) and isinstance(tokens, list)
-    every = [*words, *([each] for each in tokens)] if are_lists else [words, tokens]
-    for word in every:
-        if not isinstance(word, list) or not all(type(i) is int for i in word):
-            raise CheckpointError(
-                f"{path}: `bad_words_ids` and `suppress_tokens` must be lists of ids, "
-                f"but one is {shown(word)}."
-            )
+    for given in (words, tokens):
+        if not isinstance(given, list):
+            raise _not_ids(given, path)
+    sequences = [*words, *([token] for token in tokens)]
+    for sequence in sequences:
+        if not isinstance(sequence, list) or any(type(i) is not int for i in sequence):
+            raise _not_ids(sequence, path)
     ours = {theirs: i for i, theirs in enumerate(ids)}
-    own = [[ours.get(i, -1) for i in word] for word in every]
-    return [word for word in own if _is_possible(word)]
+    own = [[ours.get(i, -1) for i in sequence] for sequence in sequences]
+    return [sequence for sequence in own if _is_possible(sequence)]
+
+
+def _not_ids(value: object, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path}: `bad_words_ids` and `suppress_tokens` must be lists of ids, but one "
+        f"is {shown(value)}."
+    )
 
 
 def _is_possible(word: Sequence[int]) -> bool:
@@ -168,11 +174,11 @@ def _whole_or(
     path: Path,
     default: int,
     *,
-    least: int = 0,
+    minimum: int = 0,
 ) -> int:
     if content.get(name) is None:
         return default
-    return whole(content, name, path, least=least)
+    return whole(content, name, path, minimum=minimum)
 
 
 def _number(
@@ -212,8 +218,8 @@ def differing_settings(folder: Path) -> list[str]:
     content = read_json(path)
     differing = {
         name: instead
-        for name, (usual, instead) in USUAL.items()
-        if content.get(name) not in usual
+        for name, (neutral, instead) in NEUTRAL.items()
+        if content.get(name) not in neutral
     }
     differing |= _other_ids(folder, content)
     ends = (None, _single(content.get("eos_token_id")))

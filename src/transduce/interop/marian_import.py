@@ -214,10 +214,10 @@ def read_settings(folder: Path) -> MarianSettings:
 
 def _max_positions(content: Mapping[str, object], path: Path) -> int:
     number = whole(content, "max_position_embeddings", path)
-    most = MAX_SINUSOIDS // whole(content, "d_model", path)
-    if number > most:
+    maximum = MAX_SINUSOIDS // whole(content, "d_model", path)
+    if number > maximum:
         raise RequestError(
-            f"{path}: `max_position_embeddings` must be at most {most:,} at this "
+            f"{path}: `max_position_embeddings` must be at most {maximum:,} at this "
             f"width, as `transformers` computes each slowly, but is {number:,}; lower "
             "it there, since an imported model has no limit of positions."
         )
@@ -262,7 +262,7 @@ def _one_vocabulary(
     Embeddings may have more rows than there are pieces, such as a multiple of 64.
     """
     path = folder / SETTINGS
-    special = [whole(content, name, path, least=0) for name in SPECIAL]
+    special = [whole(content, name, path, minimum=0) for name in SPECIAL]
     vocab_size = whole(content, "vocab_size", path)
     if max(special) >= vocab_size:
         raise CheckpointError(
@@ -285,9 +285,9 @@ def _two_vocabularies(content: Mapping[str, object], folder: Path) -> _Vocabular
     """
     path = folder / SETTINGS
     source = _read_pieces(folder / VOCABULARY, whole(content, "vocab_size", path))
-    most = whole(content, "decoder_vocab_size", path)
-    target = _read_pieces(folder / TARGET_VOCABULARY, most)
-    special = [whole(content, name, path, least=0) for name in SPECIAL]
+    vocab_size = whole(content, "decoder_vocab_size", path)
+    target = _read_pieces(folder / TARGET_VOCABULARY, vocab_size)
+    special = [whole(content, name, path, minimum=0) for name in SPECIAL]
     if max(special) >= len(target):
         raise CheckpointError(
             f"{path}: special ids must be below the number of pieces {len(target)} of "
@@ -323,14 +323,14 @@ def _two_vocabularies(content: Mapping[str, object], folder: Path) -> _Vocabular
     )
 
 
-def _read_pieces(path: Path, most: int) -> list[str]:
+def _read_pieces(path: Path, vocab_size: int) -> list[str]:
     """Read pieces by Marian's ids, at most as many as there are rows of embeddings."""
     ids = read_json(path)
     is_sound = sorted(map(repr, ids.values())) == sorted(map(repr, range(len(ids))))
-    if not is_sound or not 0 <= most - len(ids) <= MAX_PADDING:
+    if not is_sound or not 0 <= vocab_size - len(ids) <= MAX_PADDING:
         raise CheckpointError(
-            f"{path}: must give the ids from 0 on to one piece each, {most} at most, "
-            "but does not; the file is of another model."
+            f"{path}: must give the ids from 0 on to one piece each, {vocab_size} at "
+            "most, but does not; the file is of another model."
         )
     require_whole_characters(ids, path)
     return sorted(ids, key=ids.__getitem__)
@@ -439,7 +439,7 @@ def read_added_tokens(folder: Path) -> dict[str, int]:
             f"{path}: must give the ids from {first} on to one token each, but does "
             f"not; the file and {VOCABULARY} are of different models."
         )
-    return {piece: whole(added, piece, path, least=0) for piece in new}
+    return {piece: whole(added, piece, path, minimum=0) for piece in new}
 
 
 def _require_one_of(

@@ -200,7 +200,7 @@ def model_npz(arrays: Mapping[str, np.ndarray], options: Mapping[str, object]) -
     # The options come first: `marian-conv` does not find them behind NumPy's arrays.
     stored = {OPTIONS: np.frombuffer(text, dtype=np.int8), **arrays}
     file = io.BytesIO()
-    np.savez(file, **stored)  # type: ignore[arg-type]
+    np.savez(file, **stored)  # type: ignore[arg-type] # no name is `allow_pickle`
     return file.getvalue()
 
 

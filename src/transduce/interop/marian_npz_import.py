@@ -121,7 +121,7 @@ TIED_ALL, TIED_SOURCE, TIED_TARGET = (
 for the target's embedding and the output."""
 DEFAULT_CELL = "gru"
 """Marian's default for `dec-cell`."""
-USUAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
+NEUTRAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
     "word-penalty": (("0", "0.0"), "`search.length_penalty` favours long ones"),
     "max-length-factor": (("3", "3.0"), "`search.extra_length` limits the length"),
     "output-sampling": (([], "false"), "`transduce sample` draws translations"),
@@ -528,19 +528,19 @@ def _whole(options: Options, name: str, path: Path, default: int | None = None) 
             f"{path}: the option `{name}` must be a whole number, but is "
             f"{shown(value)}."
         )
-    least, most = int(default is None), MAX["vocab_size"]
-    if len(value) > 12 or not least <= int(value) <= most:
+    minimum, maximum = int(default is None), MAX["vocab_size"]
+    if len(value) > 12 or not minimum <= int(value) <= maximum:
         raise CheckpointError(
-            f"{path}: the option `{name}` must be from {least} to {most:,}, but is "
-            f"{shown(value)}."
+            f"{path}: the option `{name}` must be from {minimum} to {maximum:,}, but "
+            f"is {shown(value)}."
         )
     return int(value)
 
 
 def _arrangement(options: Options, path: Path) -> Norm:
     """Return the place of the norms; `RequestError` for an unsupported one."""
-    usual = ("", "dan", "")
-    given = [str(options.get(n, d)) for n, d in zip(PLACES, usual, strict=True)]
+    defaults = ("", "dan", "")
+    given = [str(options.get(n, d)) for n, d in zip(PLACES, defaults, strict=True)]
     before, after, top = (each.replace("d", "") for each in given)
     if (norm := ARRANGEMENTS.get((before, after, top))) is None:
         words = ", ".join(
@@ -968,6 +968,6 @@ def differing_options(folder: Path) -> list[str]:
     return [
         f"{folder}: the option `{name}` = {_shown(options[name])} is not applied as in "
         f"Marian; {instead}."
-        for name, (usual, instead) in USUAL.items()
-        if options.get(name, usual[0]) not in usual
+        for name, (neutral, instead) in NEUTRAL.items()
+        if options.get(name, neutral[0]) not in neutral
     ]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnx  # noqa: F401 # so that it is missed here, not while PyTorch exports
 import onnxruntime
-import onnxscript  # noqa: F401
+import onnxscript  # noqa: F401 # likewise
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn

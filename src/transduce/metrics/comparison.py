@@ -169,13 +169,13 @@ def _least_p(num_different: int) -> float:
     return min(2.0 ** (1 - num_different), 1.0)
 
 
-def _p_value(result: Result, baseline: Result, least: float = 0.0) -> float | None:
-    """Return sacreBLEU's p-value, at least `least`, or 1 for equal scores."""
+def _p_value(result: Result, baseline: Result, minimum: float = 0.0) -> float | None:
+    """Return sacreBLEU's p-value, at least `minimum`, or 1 for equal scores."""
     if result.p_value is None:
         return None
     if result.score == baseline.score:
         return 1.0  # sacreBLEU counts only larger differences, so it would say 0
-    return max(result.p_value, least)
+    return max(result.p_value, minimum)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ Tokenize = Literal[
 ]  # fmt: skip
 """Names of sacreBLEU's tokenizers; auto is the one for the language."""
 
-USUAL = "13a"
+DEFAULT_TOKENIZER = "13a"
 BY_CHARACTERS = "char"
 BY_LANGUAGE = {
     "zh": "zh", "yue": "zh", "wuu": "zh", "nan": "zh", "hak": "zh", "lzh": "zh",
@@ -58,7 +58,7 @@ EXTRAS = {"ja-mecab": ("mecab-python3", "ja"), "ko-mecab": ("mecab-ko", "ko")}
 class Tokenization:
     """A tokenizer of sacreBLEU and why it was chosen."""
 
-    name: str = USUAL
+    name: str = DEFAULT_TOKENIZER
     reason: str = ""
     """Reason for a tokenizer chosen by the detected script; otherwise empty."""
 
@@ -98,7 +98,7 @@ def tokenizer_of(language: str) -> str:
     language_alone = base(language)
     if language_alone == "ko" or is_unspaced(language):
         return BY_LANGUAGE.get(language_alone, BY_CHARACTERS)
-    return USUAL
+    return DEFAULT_TOKENIZER
 
 
 def require_tokenizer(name: str) -> None:

@@ -501,7 +501,7 @@ def _fields(schema: Schema, title: str = "") -> Iterator[Part]:
             _kind(field),
             "none: it must be given"
             if name in required
-            else _json(field.get("default")),
+            else json.dumps(field.get("default")),
             field.get("description", ""),
         )
         for name, field in schema["properties"].items()
@@ -515,18 +515,14 @@ def _kind(schema: Schema) -> str:
     if "anyOf" in schema:
         return " or ".join(map(_kind, schema["anyOf"]))
     if "enum" in schema:
-        return " or ".join(map(_json, schema["enum"]))
+        return " or ".join(map(json.dumps, schema["enum"]))
     if "const" in schema:
-        return _json(schema["const"])
+        return json.dumps(schema["const"])
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if schema.get("type") == "array":
         return f"list of {_kind(schema['items'])}"
     return str(schema.get("type", "text"))
-
-
-def _json(value: object) -> str:
-    return json.dumps(value)
 
 
 def _texts(*names: str) -> tuple[Column, ...]:

@@ -56,16 +56,15 @@ class TranslationTable:
     """Source ids; `NULL` for none."""
     target: Int64[np.ndarray, " entries"]
     probability: Float64[np.ndarray, " entries"]
-    log_likelihoods: tuple[float, ...] = ()
-    """Natural logarithm of the corpus's probability before each iteration, without the
-    probabilities of the targets' lengths."""
 
-    def best(self, *, least: float = 0.0) -> dict[int, int]:
-        """Return the likeliest target of each source, if it has at least `least`.
+    def best(self, *, min_probability: float = 0.0) -> dict[int, int]:
+        """Return the likeliest target of each source, if it is probable enough.
 
         `NULL` is left out. Equal probabilities give the smallest id.
         """
-        kept = self.picked((self.source != NULL) & (self.probability >= least))
+        kept = self.picked(
+            (self.source != NULL) & (self.probability >= min_probability)
+        )
         found = kept.picked(ranked(kept, 1))
         return dict(zip(found.source.tolist(), found.target.tolist(), strict=True))
 
@@ -97,27 +96,17 @@ def ibm_model_1(
     source, target = np.divmod(keys, corpus.num_targets)
     starts = np.flatnonzero(np.diff(source, prepend=-1))
     sizes = np.diff(starts, append=len(source))
-    # Uniform first probabilities; their size matters for the likelihood only.
     probability = np.full(len(keys), 1 / max(corpus.num_targets, 1))
-    log_likelihoods = []
     for _ in range(iterations):
         counts = np.zeros(len(keys))
-        log_likelihood = 0.0
         for links, index in zip(corpus.links(), indices, strict=True):
             terms = probability[index]
             sums = np.add.reduceat(terms, links.starts)
-            log_likelihood += float(np.log(sums / links.sizes).sum())
             terms /= np.repeat(sums, links.sizes)
             counts += np.bincount(index, terms, minlength=len(keys))
         totals = np.add.reduceat(counts, starts) if len(starts) else counts
         probability = counts / np.repeat(totals, sizes)
-        log_likelihoods.append(log_likelihood)
-    return TranslationTable(
-        source=source - 1,
-        target=target,
-        probability=probability,
-        log_likelihoods=tuple(log_likelihoods),
-    )
+    return TranslationTable(source=source - 1, target=target, probability=probability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,7 +438,7 @@ def learn_dictionary(
     ]
     forward = ibm_model_1(pairs)
     backward = ibm_model_1((target, source) for source, target in pairs)
-    table = symmetrized(forward, backward).best(least=MIN_PROBABILITY)
+    table = symmetrized(forward, backward).best(min_probability=MIN_PROBABILITY)
     known = list(words.id_of)
     translations = ((known[source], known[target]) for source, target in table.items())
     return WordDictionary(

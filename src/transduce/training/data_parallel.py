@@ -166,7 +166,7 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     if not is_distributed():
         yield ALONE
         return
-    world_size = _variable("WORLD_SIZE", least=1)
+    world_size = _variable("WORLD_SIZE", minimum=1)
     rank = _variable("RANK", below=world_size)
     _require_address()
     try:
@@ -256,12 +256,12 @@ def _lookup_problem(address: str) -> str | None:
     return None
 
 
-def _variable(name: str, *, least: int = 0, below: int | None = None) -> int:
+def _variable(name: str, *, minimum: int = 0, below: int | None = None) -> int:
     value = os.environ.get(name, "")
     number = int(value) if re.fullmatch(r"\d{1,9}", value, re.ASCII) else -1
-    if number >= least and (below is None or number < below):
+    if number >= minimum and (below is None or number < below):
         return number
-    bound = f" of at least {least}" if least else ""
+    bound = f" of at least {minimum}" if minimum else ""
     bound = bound if below is None else f" below {below}"
     raise ConfigError(
         f"The variable {name} must be a number{bound} where WORLD_SIZE is set, but is "

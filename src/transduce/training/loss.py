@@ -334,7 +334,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refinement:
-    """How updates by reward sample targets and reward them (Wu et al., 2016)."""
+    """Sampler and reward of updates by reward (Wu et al., 2016)."""
 
     sampler: Sampler
     reward: Reward

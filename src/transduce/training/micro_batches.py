@@ -115,7 +115,7 @@ def own_micro_batches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryLimits:
-    """How much of an update is computed at a time, so that it fits in memory."""
+    """Largest parts of an update that fit in memory."""
 
     max_positions: int | None = None
     """Largest micro-batch in updates by likelihood, in positions; None if whole batches

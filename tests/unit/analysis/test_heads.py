@@ -8,13 +8,18 @@ import torch
 
 from transduce.analysis.attention_maps import AttentionMaps
 from transduce.analysis.grammar_heads import (
+    AlignmentCounts,
+    AlignmentError,
     AnnotatedMaps,
-    alignment_errors,
+    LinkTotals,
+    add_links,
     annotate,
+    count_alignment,
     dependencies,
+    error_rates,
+    link_surveys,
     links,
     links_by,
-    survey_links,
 )
 from transduce.analysis.heads import (
     HeadName,
@@ -156,12 +161,19 @@ def annotated() -> AnnotatedMaps:
     )
 
 
+def alignment_errors(*annotated: AnnotatedMaps) -> list[AlignmentError]:
+    total: AlignmentCounts = {}
+    for each in annotated:
+        count_alignment(each, total)
+    return list(error_rates(total))
+
+
 def test_the_error_rate_of_correct_links_is_zero(
     annotated: AnnotatedMaps,
 ) -> None:
     rates = {
         (each.place, each.linking, each.head): each.error_rate
-        for each in alignment_errors([annotated])
+        for each in alignment_errors(annotated)
     }
     assert len(rates) == 2 * 3 * 3
     assert rates["written", "target", 1] == 0
@@ -180,7 +192,7 @@ def test_the_error_rate_counts_the_links_of_all_sentences(
         written=torch.tensor([[1.0, 0, 0], [0, 0, 1.0]]).expand(1, 2, 2, 3),
         read=annotated.read,
     )
-    first = alignment_errors([annotated, one_word])[0]
+    first = alignment_errors(annotated, one_word)[0]
     # 2 + 1 links are found, all right, of 2 + 2.
     assert first.error_rate == pytest.approx(1 - 2 * 3 / (3 + 4))
 
@@ -277,7 +289,9 @@ def test_a_head_that_finds_the_antecedent_is_the_most_accurate(
         written=torch.full((1, 2, 12, 12), 1 / 12),
         read=torch.full((1, 2, 12, 12), 1 / 12),
     )
-    found = {each.kind: each for each in survey_links([annotated])}
+    total: LinkTotals = {}
+    add_links(annotated, total)
+    found = {each.kind: each for each in link_surveys(total)}
     it = found["it → antecedent"]
     assert str(it.heads[0].head) == "encoder 1.2"
     assert it.heads[0].accuracy == 1  # itself left out

@@ -14,12 +14,12 @@ from transduce.data.corpus_files import (
     CorpusFiles,
     EvaluationConfig,
     choose,
+    default_held_out,
     digest_of,
     hold_out,
     hold_out_pairs,
     read_through,
     require_choice,
-    usual_number,
     write_split,
 )
 from transduce.data.corpus_mixture import CorpusConfig
@@ -44,7 +44,7 @@ LINES = [f"sentence {i}" for i in range(500)]
 def test_one_pair_in_a_hundred_is_held_out_within_bounds(
     num_pairs: int, number: int | None
 ) -> None:
-    assert usual_number(num_pairs) == number
+    assert default_held_out(num_pairs) == number
 
 
 def test_the_same_seed_holds_out_the_same_pairs_in_any_order() -> None:

@@ -140,6 +140,11 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
         ({"repetition_penalty": 0}, RequestError, "must be above 0 and at most 1,000"),
         ({"bad_words_ids": [3]}, CheckpointError, "must be lists of ids, but one is 3"),
         ({"bad_words_ids": {"a": 1}}, CheckpointError, "must be lists of ids"),
+        (
+            {"bad_words_ids": [[5]], "suppress_tokens": 7},
+            CheckpointError,
+            "must be lists of ids, but one is 7",
+        ),
         ({"max_length": 4, "min_length": 9}, RequestError, "`search.max_length` must"),
     ],
     ids=str,
