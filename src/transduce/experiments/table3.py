@@ -135,10 +135,9 @@ def row_config(base: RunConfig, row: str) -> RunConfig:
     """
     paper, paper_base = TABLE_3[row], BASE.training
     training = replace(paper.training, keep_checkpoints=paper_base.keep_checkpoints)
-    if (
-        base.training.checkpoint_steps != paper_base.checkpoint_steps
-    ):  # the user's choice
-        training = replace(training, checkpoint_steps=paper_base.checkpoint_steps)
+    checkpoint_steps = paper_base.checkpoint_steps
+    if base.training.checkpoint_steps != checkpoint_steps:  # the user's choice
+        training = replace(training, checkpoint_steps=checkpoint_steps)
     config = replace(
         base,
         model=_changed(base.model, BASE.model, paper.model, row),
