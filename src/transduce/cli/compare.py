@@ -44,8 +44,8 @@ from transduce.report.report import (
     Table,
     as_page,
     columns,
-    show,
 )
+from transduce.report.terminal import show
 from transduce.text.corpus import (
     read_text,
     require_one_standard_input,

@@ -41,7 +41,7 @@ from transduce.experiments.distillation_report import NAME, as_report
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
 from transduce.machine import Precision
 from transduce.model_folder import open_model
-from transduce.report.report import show
+from transduce.report.terminal import show
 from transduce.search_config import SearchConfig
 from transduce.training.trainer import TrainingStoppedError
 

@@ -21,7 +21,8 @@ from transduce.files import (
     require_place,
     without_infinity,
 )
-from transduce.report.report import Report, as_page, show, write_markdown
+from transduce.report.report import Report, as_page, write_markdown
+from transduce.report.terminal import show
 
 Files = Annotated[
     tuple[Path, ...],

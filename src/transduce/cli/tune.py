@@ -26,7 +26,8 @@ from transduce.experiments.tuning import (
 from transduce.metrics.comparison import SIGNIFICANT_P
 from transduce.metrics.scores import Tokenize, choose_tokenization
 from transduce.model_folder import change_search, find_model
-from transduce.report.report import Report, Section, Table, columns, show
+from transduce.report.report import Report, Section, Table, columns
+from transduce.report.terminal import show
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs, require_text
 from transduce.text.languages import guess_all, require_language_of_files

@@ -596,6 +596,7 @@ def test_pytorch_chooses_the_device_where_there_may_be_a_gpu(
         return Hardware(device=CPU, dtype=torch.float32)
 
     monkeypatch.setattr(backend, "may_have_gpu", lambda: may_have_gpu)
+assert "rich.console" not in sys.modules
     monkeypatch.setattr("transduce.device.choose_hardware", choose)
     assert load(tmp_path / "model", device="cpu").device == "cpu"
     assert not asked

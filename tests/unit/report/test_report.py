@@ -18,9 +18,9 @@ from transduce.report.report import (
     as_markdown,
     as_page,
     columns,
-    show,
     write_markdown,
 )
+from transduce.report.terminal import show
 
 NASTY = "<b>a|b</b> & *c* [d] _e_ `f`"
 VOID = {"meta", "link", "br", "img"}
