@@ -8,7 +8,6 @@ which training continues bit for bit (`save_training`).
 
 import json
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -39,7 +38,7 @@ from transduce.architectures.mixture_of_experts import (
     MixtureTransformer,
 )
 from transduce.architectures.recurrent import RecurrentModel
-from transduce.errors import CheckpointError, RequestError, TransduceWarning
+from transduce.errors import CheckpointError, RequestError, warn_caller
 from transduce.files import (
     access_errors,
     atomic_directory,
@@ -219,7 +218,7 @@ def with_search_and_shortlist_of(checkpoint: Checkpoint, older: Path) -> Checkpo
         return replace(checkpoint, shortlist=open_model(older).shortlist)
     except CheckpointError as error:
         message = f"{error} The next model of the run does without it."
-        warnings.warn(message, TransduceWarning, stacklevel=2)
+        warn_caller(message)
         return checkpoint
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from transduce.errors import NO_GPU_MEMORY, RequestError, TransduceWarning
+from transduce.errors import NO_GPU_MEMORY, RequestError, warn_caller
 from transduce.machine import (
     PROC,
     Precision,
@@ -322,7 +322,7 @@ def warn_if_emulated(device: str, precision: str) -> None:
     # ARM processors that have such instructions list them as bf16.
     if device == "cuda" or "bf16" not in processor_flags():
         name = "GPU" if device == "cuda" else "processor"
-        warnings.warn(EMULATED.format(device=name), TransduceWarning, stacklevel=3)
+        warn_caller(EMULATED.format(device=name))
 
 
 def is_good_at_bf16(device: str) -> bool:

@@ -27,6 +27,9 @@ errors stand beside the code that raises them: training that diverges or is stop
 worker process that is killed, an export whose proof fails.
 """
 
+import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -43,6 +46,32 @@ class TransduceError(Exception):
 
 class TransduceWarning(UserWarning):
     """A warning to the user, of one sentence or more."""
+
+
+PACKAGE_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+"""Beginning of the file names of the package's code."""
+
+
+def warn_caller(message: str) -> None:
+    """Give a `TransduceWarning` at the line that calls the package.
+
+    Python shows a warning once for each line, and may filter warnings by the module.
+    Both need the line of the program, however deep in the package the warning is given.
+    """
+    frame = caller = sys._getframe(1)
+    while frame.f_back is not None:
+        is_inside = frame.f_code.co_filename.startswith(PACKAGE_FOLDER)
+        frame = frame.f_back
+        if is_inside:
+            caller = frame
+    warnings.warn_explicit(
+        message,
+        TransduceWarning,
+        caller.f_code.co_filename,
+        caller.f_lineno,
+        module=caller.f_globals.get("__name__", "<unknown>"),
+        registry=caller.f_globals.setdefault("__warningregistry__", {}),
+    )
 
 
 class ConfigError(TransduceError):

@@ -8,7 +8,6 @@ header is not used.
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
-from transduce.errors import LackOfMemoryError, RequestError, TransduceWarning
+from transduce.errors import LackOfMemoryError, RequestError, warn_caller
 from transduce.machine import free_memory, gomp_parallel
 from transduce.native_header import declarations, hash_of
 
@@ -48,7 +47,7 @@ def load(folder: Path) -> tuple[Any, Any | None]:
             if types.string(loaded.td_header_hash()).decode() == header_hash:
                 return types, loaded
     if (folder / LIBRARY).is_file():
-        warnings.warn(MISMATCH, TransduceWarning, stacklevel=2)
+        warn_caller(MISMATCH)
     from cffi import FFI
 
     return FFI(), None

@@ -1,12 +1,11 @@
 """Settings of beam search (section 6.1) and of sampling."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from transduce.errors import ConfigError, TransduceWarning
+from transduce.errors import ConfigError, warn_caller
 from transduce.settings import (
     convert_and_check,
     converted,
@@ -147,7 +146,7 @@ class SearchConfig:
         """
         config, dropped = self.changed(settings)
         for each in dropped:
-            warnings.warn(each, TransduceWarning, stacklevel=2)
+            warn_caller(each)
         return config
 
     def changed(

@@ -1,8 +1,20 @@
 """Phrases that many messages share."""
 
+import inspect
+import warnings
+from pathlib import Path
+
 import pytest
 
-from transduce.errors import counted, duration, in_seconds, percent, shortened
+from transduce.errors import (
+    TransduceWarning,
+    counted,
+    duration,
+    in_seconds,
+    percent,
+    shortened,
+)
+from transduce.search_config import SearchConfig
 
 
 @pytest.mark.parametrize(
@@ -69,3 +81,25 @@ def test_a_text_that_is_too_long_for_a_line_is_shortened(
     length: int, shown: str
 ) -> None:
     assert shortened("x" * length) == f"'{shown}'"
+
+
+def test_a_warning_is_given_at_the_line_that_calls_the_package() -> None:
+    own = SearchConfig(num_best=2)
+    with pytest.warns(TransduceWarning, match="num_best") as caught:
+        own.given({})
+    line = inspect.getsourcelines(
+        test_a_warning_is_given_at_the_line_that_calls_the_package
+    )[1]
+    [warning] = caught
+    assert Path(warning.filename) == Path(__file__)
+    assert warning.lineno == line + 3
+
+
+def test_python_shows_a_warning_once_for_each_line_of_the_program() -> None:
+    own = SearchConfig(num_best=2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            own.given({})
+        own.given({})
+    assert len(caught) == 2

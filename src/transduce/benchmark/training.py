@@ -6,7 +6,6 @@ alike. Each has its own process, so that its memory is its own.
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from transduce.benchmark.measurement import (
 from transduce.data.batches import Batcher, Update
 from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
 from transduce.device import Hardware
-from transduce.errors import TransduceWarning, missing_package
+from transduce.errors import missing_package, warn_caller
 from transduce.experiments.presets import RunConfig
 from transduce.machine import keep_freed_memory, use_huge_pages, use_one_arena
 from transduce.model.config import ModelConfig, count_parameters, update_flops
@@ -395,10 +394,8 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
     elif task.hardware.device.type == "cuda":  # as in all but short trainings
         reason = trainer.compile_layers()
         if reason is not None:
-            warnings.warn(
-                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}",
-                TransduceWarning,
-                stacklevel=1,
+            warn_caller(
+                f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}"
             )
     turns.begin()
     trainer.train(

@@ -9,7 +9,6 @@ uses.
 """
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from torch import Tensor
 from transduce.decoding.cache import DecodingState, RecurrentState
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
 from transduce.device import is_out_of_memory, recorded_graph
-from transduce.errors import TransduceWarning
+from transduce.errors import warn_caller
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
 
@@ -66,7 +65,7 @@ class CudaGraphs:
                     torch.cuda.empty_cache()
                     return run
                 self._is_refused = True
-                warnings.warn(f"{REFUSED}{error}", TransduceWarning, stacklevel=2)
+                warn_caller(f"{REFUSED}{error}")
                 return run
 
         def replay() -> Tensor:

@@ -4,7 +4,6 @@ A parser translates the words of a sentence into the symbols of a linearized tre
 `trees.penn_words` cuts raw English text into words.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -28,7 +27,7 @@ from transduce.decoding.search import (
     start_decoder,
 )
 from transduce.decoding.translations import Pace, in_order, listed
-from transduce.errors import RequestError, TransduceWarning, counted, shortened
+from transduce.errors import RequestError, counted, shortened, warn_caller
 from transduce.search_config import SearchConfig
 from transduce.settings import shown
 from transduce.text.vocabulary import BOS, EOS
@@ -227,11 +226,9 @@ def _without_exclusions(config: SearchConfig) -> SearchConfig:
     names = ("min_length", "no_repeat_ngram", "bad_words")
     excluding = [n for n in names if getattr(config, n) != getattr(default, n)]
     for name in excluding:
-        warnings.warn(
+        warn_caller(
             f"`search.{name}` does not apply to a constrained search, in which it "
-            "could exclude all symbols that continue a tree, and is left out.",
-            TransduceWarning,
-            stacklevel=3,
+            "could exclude all symbols that continue a tree, and is left out."
         )
     return replace(config, **{name: getattr(default, name) for name in excluding})
 

@@ -13,7 +13,6 @@ import signal
 import sys
 import time
 import traceback
-import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +28,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 import numpy as np
 
 from transduce.decoding.search import Decoding, DecodingModel, Hypothesis, Sentence
-from transduce.errors import RequestError, TransduceWarning
+from transduce.errors import RequestError, warn_caller
 from transduce.machine import num_threads, use_threads
 from transduce.metrics.scores import TargetScore
 from transduce.processes import (
@@ -420,7 +419,7 @@ class WorkerPool(Generic[Searcher]):
             try:
                 self._fill(min(len(shares), self.number))
             except OSError as error:  # memory or the limit of processes is exhausted
-                _warn(
+                warn_caller(
                     f"The system allows no further process that searches "
                     f"({error.strerror}); the search goes on with fewer."
                 )
@@ -474,7 +473,7 @@ class WorkerPool(Generic[Searcher]):
         """Search in this process for what a killed worker leaves undone."""
         killed.end()
         # With its number, as in the system's log; equal warnings would be shown once.
-        _warn(
+        warn_caller(
             f"Process {killed.pid}, which searches, was killed, as happens when memory "
             "runs out; its sentences are searched for by the first process."
         )
@@ -501,10 +500,6 @@ class WorkerPool(Generic[Searcher]):
             worker.end()
         while len(self._idle) < number:
             self._idle.append(_Worker(self._searcher))
-
-
-def _warn(message: str) -> None:
-    warnings.warn(message, TransduceWarning, stacklevel=3)
 
 
 def _ready(

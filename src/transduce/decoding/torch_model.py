@@ -34,7 +34,7 @@ from transduce.device import (
     keep_forks_usable,
     warn_if_emulated,
 )
-from transduce.errors import RequestError, TransduceWarning
+from transduce.errors import RequestError, warn_caller
 from transduce.machine import processor_flags
 from transduce.metrics.scores import TargetScore
 from transduce.model.attention import recorded_weights
@@ -218,7 +218,7 @@ def _with_linear(model: Transformer, make_linear: MakeLinearModule) -> TorchMode
 
 
 def _torch_linear_in_int8() -> MakeLinearModule:
-    warnings.warn(WITHOUT_KERNELS, TransduceWarning, stacklevel=5)
+    warn_caller(WITHOUT_KERNELS)
     return Int8Linear
 
 

@@ -3,7 +3,6 @@
 `backend` chooses between the native library and PyTorch.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -72,10 +71,10 @@ from transduce.decoding.translations import (
 )
 from transduce.errors import (
     RequestError,
-    TransduceWarning,
     VersionError,
     counted,
     packages_for,
+    warn_caller,
 )
 from transduce.files import path_of
 from transduce.machine import free_memory, keep_freed_memory
@@ -495,11 +494,9 @@ class Translator:
         require_config("config", config, SearchConfig)
         config = possible_search(self, config)
         if config.shortlist and prefixes is not None:
-            warnings.warn(
+            warn_caller(
                 "Lines with a prefix are translated with the whole vocabulary, not "
-                "with the shortlist.",
-                TransduceWarning,
-                stacklevel=2,
+                "with the shortlist."
             )
         search = _PartSearch(
             start=partial(_start_translating, config=config),
@@ -850,20 +847,18 @@ def possible_search(translator: Translator, config: SearchConfig) -> SearchConfi
     leave no token.
     """
     require_possible_bad_words(config, translator.tokenizer)
-    return with_available_shortlist(config, translator.shortlist, stacklevel=4)
+    return with_available_shortlist(config, translator.shortlist)
 
 
 def with_available_shortlist(
-    config: SearchConfig, shortlist: Shortlist | None, stacklevel: int = 3
+    config: SearchConfig, shortlist: Shortlist | None
 ) -> SearchConfig:
     """Return the config; if a model has no shortlist, without it and with a warning."""
     if not config.shortlist or shortlist is not None:
         return config
-    warnings.warn(
+    warn_caller(
         "`search.shortlist` is set, but the model has no shortlist; the whole "
-        "vocabulary is used instead. Make one with `transduce shortlist`.",
-        TransduceWarning,
-        stacklevel=stacklevel,
+        "vocabulary is used instead. Make one with `transduce shortlist`."
     )
     return replace(config, shortlist=False)
 

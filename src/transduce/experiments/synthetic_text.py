@@ -7,7 +7,6 @@ have written: random numbers depend on a line's number alone.
 
 import json
 import os
-import warnings
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -44,7 +43,7 @@ from transduce.errors import (
     ConfigError,
     DataError,
     OverwriteError,
-    TransduceWarning,
+    warn_caller,
 )
 from transduce.files import (
     LEFTOVERS,
@@ -268,11 +267,9 @@ def keep_whole_lines(path: Path, multiple: int) -> int:
         if kept_end != file.seek(0, os.SEEK_END):
             file.truncate(kept_end)
     if is_damaged:
-        warnings.warn(
+        warn_caller(
             f"{path}: line {number + 1:,} is damaged; lines from {kept + 1:,} on are "
-            "translated again.",
-            TransduceWarning,
-            stacklevel=2,
+            "translated again."
         )
     return kept
 

@@ -7,7 +7,6 @@ each chosen token must be its own first choice. So its greedy translation is the
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from textwrap import shorten
@@ -25,8 +24,8 @@ from transduce.errors import (
     DataError,
     RequestError,
     TransduceError,
-    TransduceWarning,
     counted,
+    warn_caller,
 )
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -172,11 +171,9 @@ def lost_search(target: str, checkpoint: Checkpoint) -> str:
 def warn_of_lost_shortlist(target: str, checkpoint: Checkpoint) -> None:
     """Warn of the model's shortlist, for a folder that has none."""
     if checkpoint.shortlist is not None:
-        warnings.warn(
+        warn_caller(
             f"A folder for {target} has no shortlist, so that of the model is not in "
-            "it; all tokens are candidates there.",
-            TransduceWarning,
-            stacklevel=3,
+            "it; all tokens are candidates there."
         )
 
 

@@ -15,7 +15,6 @@ log-probabilities by length^alpha, this package by ((5 + length) / 6)^alpha (Wu 
 """
 
 import json
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint
-from transduce.errors import RequestError, TransduceWarning
+from transduce.errors import RequestError, warn_caller
 from transduce.files import atomic_directory
 from transduce.interop.export import (
     Affine,
@@ -137,11 +136,9 @@ def _warn_of_lacking(search: SearchConfig) -> None:
         bad_words=search.bad_words,
     )
     if names := differences(search, written):
-        warnings.warn(
+        warn_caller(
             f"{TARGET} searches differently from these settings of the model, which it "
-            f"lacks: {', '.join(f'`search.{name}`' for name in names)}.",
-            TransduceWarning,
-            stacklevel=3,
+            f"lacks: {', '.join(f'`search.{name}`' for name in names)}."
         )
 
 

@@ -14,7 +14,6 @@ import io
 import json
 import math
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from sentencepiece.sentencepiece_model_pb2 import ModelProto
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model
-from transduce.errors import RequestError, TransduceWarning, counted
+from transduce.errors import RequestError, counted, warn_caller
 from transduce.files import atomic_directory
 from transduce.foreign_models import DECODER
 from transduce.interop.export import (
@@ -458,12 +457,10 @@ def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> st
     written = _marian_search(search, tokenizer.unknown)
     if others := differences(search, written):
         names = ", ".join(f"`search.{name}`" for name in others)
-        warnings.warn(
+        warn_caller(
             f"{TARGET} has only a beam size, a length penalty of the kind power, and "
             "an option for unknown pieces, so it searches differently from these "
-            f"settings of the model: {names}.",
-            TransduceWarning,
-            stacklevel=2,
+            f"settings of the model: {names}."
         )
     settings: dict[str, object] = {
         "relative-paths": True,

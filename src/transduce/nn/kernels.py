@@ -5,7 +5,6 @@ transduce.h). Structs are made by `ffi.new`, and share their memory with tensors
 bf16 the library reads packed weights, which `packed_once` keeps during an update.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transduce import native
-from transduce.errors import TransduceWarning
+from transduce.errors import warn_caller
 from transduce.native import LAYERS, ffi
 
 ROW_MULTIPLE = 16
@@ -93,11 +92,9 @@ def has_triton() -> bool:
 
     if (fault := launch_fault()) is None:
         return True
-    warnings.warn(
+    warn_caller(
         "The GPU is without Triton's kernels, so training takes several times as long "
-        f"and decoding longer: {fault}",
-        TransduceWarning,
-        stacklevel=1,
+        f"and decoding longer: {fault}"
     )
     return False
 

@@ -14,7 +14,6 @@ starts all kernels of an update together (`GraphedGradients`). Where they do not
 PyTorch's compiler fuses the small operators of a layer (`compile_layers`).
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
@@ -32,7 +31,7 @@ from torch import Tensor
 from transduce.data.batches import Batcher
 from transduce.data.tensors import PackedBatch
 from transduce.device import Hardware, is_out_of_memory, recorded_graph
-from transduce.errors import TransduceWarning
+from transduce.errors import warn_caller
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import FusedTransformer
 from transduce.nn.kernels import nn_api, unchanged_weights
@@ -366,11 +365,9 @@ class GraphedGradients:
         self._is_full = True
         if not self._graphs:
             self._gradients.clear()
-        warnings.warn(
+        warn_caller(
             f"Memory suffices for {len(self)} CUDA graphs: training is slower for "
-            "batches of other shapes.",
-            TransduceWarning,
-            stacklevel=1,
+            "batches of other shapes."
         )
 
     def _fits_in_memory(self) -> bool:
