@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, partial, wraps
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,9 @@ from transduce.machine import (
     respect_cpu_quota,
 )
 from transduce.settings import require_one_of
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
 
@@ -44,27 +47,90 @@ def torch_defaults() -> Iterator[None]:
     """Compute in fp32 and with gradients inside the block, as PyTorch does by default.
 
     A caller may have set another default dtype, which all threads of the process share,
-    or have turned autocast on or gradients off.
+    another default device, or have turned autocast on or gradients off.
     """
-    dtype = torch.get_default_dtype()
+    with (
+        _default_dtype(),
+        thread_defaults(),
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+    ):
+        yield
+
+
+class _CallersDtype:
+    """Default dtype of the program, while blocks of the package compute in fp32."""
+
+    lock = Lock()
+    num_blocks = 0
+    dtype = torch.float32
+
+
+@contextmanager
+def _default_dtype() -> Iterator[None]:
+    """Make fp32 the default; the last of several threads sets the caller's again."""
+    with _CallersDtype.lock:
+        if _CallersDtype.num_blocks == 0:
+            _CallersDtype.dtype = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float32)
+        _CallersDtype.num_blocks += 1
+    try:
+        yield
+    finally:
+        with _CallersDtype.lock:
+            _CallersDtype.num_blocks -= 1
+            if _CallersDtype.num_blocks == 0:
+                torch.set_default_dtype(_CallersDtype.dtype)
+
+
+@contextmanager
+def thread_defaults() -> Iterator[None]:
+    """Compute without autocast, and on the CPU by default, inside the block.
+
+    A caller may have set both for its thread.
+    """
     autocast = {kind: torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")}
     # PyTorch drops rounded weights only at the end of the outermost context, so the
     # caller's contexts must not count here, and none may surround the block.
     depth = torch.autocast_increment_nesting()
-    torch.set_default_dtype(torch.float32)
     for kind in autocast:
         torch.set_autocast_enabled(kind, False)
     for _ in range(depth):
         torch.autocast_decrement_nesting()
     try:
-        with torch.inference_mode(mode=False), torch.enable_grad():
+        with torch.device("cpu") if _has_function_modes() else nullcontext():
             yield
     finally:
         for _ in range(depth - 1):
             torch.autocast_increment_nesting()
         for kind, is_enabled in autocast.items():
             torch.set_autocast_enabled(kind, is_enabled)
-        torch.set_default_dtype(dtype)
+
+
+def _has_function_modes() -> bool:
+    """Return whether the thread has a default device, or another mode of functions."""
+    # A hundred times as fast as `torch.get_default_device`.
+    return torch._C._len_torch_function_stack() > 0
+
+
+def for_inference(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Decorate a function that decodes: without gradients and the caller's modes.
+
+    Otherwise a translation would depend on autocast of the program that requests it.
+    """
+    infer = torch.inference_mode()(function)
+
+    @wraps(function)
+    def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        is_plain = not (
+            torch.is_autocast_enabled("cpu")
+            or torch.is_autocast_enabled("cuda")
+            or _has_function_modes()
+        )
+        with nullcontext() if is_plain else thread_defaults():
+            return infer(*args, **kwargs)
+
+    return call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +160,19 @@ class Hardware:
             torch.default_generator.manual_seed(number)
         else:
             torch.manual_seed(number)
+
+    @contextmanager
+    def kept_generators(self) -> Iterator[None]:
+        """Set the generators that `seed` changes back at the end of the block.
+
+        On a CPU there are none to set back: a training draws from generators of its
+        own.
+        """
+        if self.device.type == "cpu":
+            yield
+            return
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
 
     def read_later(self, values: Tensor) -> Callable[[], list[float]]:
         """Begin to copy values to the CPU; return a function that waits for them.

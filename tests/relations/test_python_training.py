@@ -65,9 +65,10 @@ def doubles() -> Iterator[None]:
     [
         torch.no_grad,
         torch.inference_mode,
+        partial(torch.device, "meta"),
         partial(torch.autocast, "cpu", dtype=torch.bfloat16),
     ],
-    ids=["no gradients", "inference", "autocast"],
+    ids=["no gradients", "inference", "default device", "autocast"],
 )
 def test_modes_of_the_caller_do_not_change_the_training(train, mode):
     with mode():
@@ -82,6 +83,12 @@ def test_modes_of_the_caller_do_not_change_the_training(train, mode):
     other = transduce.resume(result.model.parent.parent / "other", steps=7)
     expected = load_model(other.model).weights
     assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
+
+
+def test_training_leaves_the_callers_random_numbers_as_they_are(train):
+    before = torch.get_rng_state()
+    train()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_result_can_be_loaded(train):

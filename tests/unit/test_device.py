@@ -6,7 +6,9 @@ import resource
 import signal
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from threading import Event
 
 import pytest
 import torch
@@ -188,6 +190,35 @@ def test_defaults_drop_rounded_weights_and_come_back(is_nested):
         depth = torch.autocast_increment_nesting()
         torch.autocast_decrement_nesting()
         assert depth == 1 + is_nested
+
+
+def test_defaults_are_on_the_cpu_whatever_the_callers_device():
+    with torch.device("meta"):
+        with torch_defaults():
+            assert torch.ones(1).device == CPU
+        assert torch.ones(1).device.type == "meta"
+
+
+def test_the_last_of_several_threads_restores_the_callers_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        entered, left = Event(), Event()
+
+        def train():
+            with torch_defaults():
+                entered.set()
+                left.wait(60)
+                return torch.get_default_dtype()
+
+        with ThreadPoolExecutor(1) as thread:
+            with torch_defaults():
+                training = thread.submit(train)
+                entered.wait(60)
+            left.set()
+            assert training.result() == torch.float32
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.usefixtures("with_cuda")

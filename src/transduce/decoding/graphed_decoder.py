@@ -24,7 +24,7 @@ from torch import Tensor
 
 from transduce.decoding.cache import DecodingState, RecurrentState
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
-from transduce.device import is_out_of_memory, recorded_graph
+from transduce.device import for_inference, is_out_of_memory, recorded_graph
 from transduce.errors import warn_caller
 from transduce.model.attention import additive_mask
 from transduce.model.transformer import Memory
@@ -318,7 +318,7 @@ class GraphedDecoder(TorchDecoder):
     half of the places are free.
     """
 
-    @torch.inference_mode()
+    @for_inference
     def __init__(self, stepper: FusedStep, memory: Memory, graphs: StepGraphs) -> None:
         super().__init__(stepper, memory)
         self._fused = stepper
@@ -337,7 +337,7 @@ class GraphedDecoder(TorchDecoder):
         """Size for which there was no memory."""
         finalize(self, graphs.give_back, self._borrowed).atexit = False
 
-    @torch.inference_mode()
+    @for_inference
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
@@ -356,7 +356,7 @@ class GraphedDecoder(TorchDecoder):
             return logits[: len(self._live)]
         return logits[torch.from_numpy(self._live).to(logits.device)]
 
-    @torch.inference_mode()
+    @for_inference
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
         before = self.state.group_size
@@ -369,7 +369,7 @@ class GraphedDecoder(TorchDecoder):
             return
         self._keep(self._live[:, None] * before + continued)
 
-    @torch.inference_mode()
+    @for_inference
     def join(self, other: TorchDecoder) -> None:
         """Append the sentences of another decoder."""
         assert isinstance(other, GraphedDecoder)

@@ -23,6 +23,7 @@ from transduce.decoding.candidates import (
     RowTokens,
 )
 from transduce.decoding.search import AllowedTokens
+from transduce.device import for_inference
 from transduce.nn.kernels import has_triton
 from transduce.search_config import SamplingConfig
 
@@ -30,7 +31,7 @@ SPAN = 64
 """Tokens of a span; in a first pass only the maxima of spans are compared."""
 
 
-@torch.inference_mode()
+@for_inference
 def find_by_torch(
     logits: Float[Any, "sentences group vocab"], query: CandidateQuery
 ) -> Candidates:
@@ -223,7 +224,7 @@ def _first_sorted(
     return values.gather(-1, columns), columns
 
 
-@torch.inference_mode()
+@for_inference
 def keep_shortlists(
     logits: Float[Tensor, "sentences group vocab"],
     shortlists: Sequence[AllowedTokens],
@@ -236,7 +237,7 @@ def keep_shortlists(
     return logits.masked_fill(~mask[:, None], -torch.inf)
 
 
-@torch.inference_mode()
+@for_inference
 def log_mean_by_torch(
     logits: Sequence[Float[Any, "*rows vocab"]],
 ) -> Float[Tensor, "*rows vocab"]:
@@ -245,7 +246,7 @@ def log_mean_by_torch(
     return torch.stack(each).logsumexp(dim=0) - math.log(len(each))
 
 
-@torch.inference_mode()
+@for_inference
 def draw_by_torch(
     logits: Float[Tensor, "sentences group vocab"],
     uniforms: Float64[np.ndarray, "sentences samples"],

@@ -25,6 +25,7 @@ from transduce.decoding.cache import (
     new_state,
 )
 from transduce.decoding.sampling import sample
+from transduce.device import for_inference
 from transduce.model.attention import (
     MultiHeadAttention,
     additive_mask,
@@ -319,25 +320,25 @@ def _gate_candidate(unit: SSRU) -> Affine:
 class TorchDecoder:
     """Decoder of encoded sources, for any architecture that decodes step by step."""
 
-    @torch.inference_mode()
+    @for_inference
     def __init__(self, stepper: Stepper, memory: Any) -> None:
         self._stepper = stepper
         self.state: DecoderState = stepper.start(memory)
         """State of the hypotheses: in a Transformer, their keys and values."""
 
-    @torch.inference_mode()
+    @for_inference
     def step(
         self, last_ids: Int64[np.ndarray, "sentences group"]
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
         return self._stepper.step(self._as_tensor(last_ids), self.state)
 
-    @torch.inference_mode()
+    @for_inference
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
         self.state.reorder(self._as_tensor(rows))
 
-    @torch.inference_mode()
+    @for_inference
     def join(self, other: "TorchDecoder") -> None:
         """Append the sentences of another decoder."""
         self.state.join(other.state)
@@ -355,7 +356,7 @@ class TorchCoverageDecoder(TorchDecoder):
     Attention is the mean over the last layer's heads.
     """
 
-    @torch.inference_mode()
+    @for_inference
     def __init__(self, stepper: Stepper, memory: Any, tap: nn.Module) -> None:
         """Create a decoder; the weights of attention pass through the module `tap`."""
         super().__init__(stepper, memory)
@@ -376,7 +377,7 @@ class TorchCoverageDecoder(TorchDecoder):
             self._attention = self._attention + weights.float().mean(dim=1)
         return logits
 
-    @torch.inference_mode()
+    @for_inference
     def reorder(self, rows: Int64[np.ndarray, "kept group"]) -> None:
         """Keep these hypotheses in this order."""
         numbers, group_size = self._as_tensor(rows), self._attention.size(1)
@@ -384,7 +385,7 @@ class TorchCoverageDecoder(TorchDecoder):
         self._attention = self._attention[sentences, parents]
         super().reorder(rows)
 
-    @torch.inference_mode()
+    @for_inference
     def join(self, other: TorchDecoder) -> None:
         """Append the sentences of another decoder."""
         assert isinstance(other, TorchCoverageDecoder)
@@ -393,7 +394,7 @@ class TorchCoverageDecoder(TorchDecoder):
         both = (self._attention, other._attention)
         self._attention = torch.cat([resized(each, width, dim=2) for each in both])
 
-    @torch.inference_mode()
+    @for_inference
     def coverage(self) -> Float64[np.ndarray, "sentences group"]:
         """Return the sum of log(min(attention, 1)) over the source tokens."""
         # Clamp: weights may underflow, and log(0) is -inf.

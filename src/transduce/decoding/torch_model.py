@@ -30,8 +30,10 @@ from transduce.decoding.torch_decoder import (
     plain_linear,
 )
 from transduce.device import (
+    for_inference,
     is_good_at_bf16,
     keep_forks_usable,
+    torch_defaults,
     warn_if_emulated,
 )
 from transduce.errors import RequestError, warn_caller
@@ -87,7 +89,7 @@ class TorchModel:
         require_transformer(self.model.config, task)
         return cast(Transformer, self.model)
 
-    @torch.inference_mode()
+    @for_inference
     def encode(self, sources: Sequence[Sequence[int]]) -> EncodedSource:
         """Encode sources, which include their end tokens."""
         device = self.model.output_weight.device
@@ -117,7 +119,7 @@ class TorchModel:
             return TorchDecoder(self.stepper, memory)
         return GraphedDecoder(self.stepper, memory, self.graphs)
 
-    @torch.inference_mode()
+    @for_inference
     def cross_attention(
         self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]
     ) -> list[Float[np.ndarray, "layers target source"]]:
@@ -139,6 +141,7 @@ class TorchModel:
             for weights, source, target in zip(maps, sources, targets, strict=True)
         ]
 
+    @for_inference
     def score(
         self, sources: Sequence[list[int]], targets: Sequence[list[int]]
     ) -> list[TargetScore]:
@@ -148,6 +151,7 @@ class TorchModel:
         return score_targets(self.model, padded, list(targets))
 
 
+@torch_defaults()
 def prepare(
     checkpoint: ModelFolder | Checkpoint, precision: DecodingPrecision, device: str
 ) -> TorchModel:

@@ -570,6 +570,10 @@ class _RunTraining:
         use_one_arena()
         if self._hardware.device.type == "cpu":
             use_huge_pages()
+        with self._hardware.kept_generators():
+            self._train(limit, new)
+
+    def _train(self, limit: LengthLimit | None, new: _NewRun | None) -> None:
         trainer = self._trainer()
         start = self._forecast(trainer, new)
         is_too_long = limit is not None and limit.is_exceeded(start.seconds_left)
@@ -665,9 +669,11 @@ class _RunTraining:
             found = self._checkpoints.newest_before_divergence()
         else:
             found = self._checkpoints.newest()
-        with SEEDING:
-            torch.manual_seed(self._config.training.seed)
-            return found or self._checkpoints.first()
+        if found is not None:
+            return found
+        with SEEDING, torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(self._config.training.seed)
+            return self._checkpoints.first()
 
     def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
         if not self._processes.is_first:

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ import torch
 
 from beam_kinds import beam_search
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding import backend
+from transduce.decoding import backend, torch_model
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import (
@@ -431,7 +432,54 @@ def test_settings_of_another_kind_are_refused(
             translator.translate_stream(["one"], config)
     for config in (None, SearchConfig()):
         with pytest.raises(ConfigError, match="`config` must be a SamplingConfig, but"):
-            translator.sample(["one"], config)
+            translator.sample(["one"], other)
+    for pace in (5, ""):
+        with pytest.raises(ConfigError, match="`pace` must be a Pace, but"):
+            translator.translate_stream(["one"], pace=pace)
+        with pytest.raises(ConfigError, match="`pace` must be a Pace, but"):
+            translator.sample_stream(["one"], pace=pace)
+
+
+def test_one_sample_is_drawn_by_default(translator: Translator) -> None:
+    assert translator.sample("one") == translator.sample("one", SamplingConfig())
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        partial(torch.autocast, "cpu", dtype=torch.bfloat16),
+        partial(torch.device, "meta"),
+    ],
+    ids=["autocast", "default device"],
+)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.filterwarnings("ignore:The processor has no instructions for bf16")
+def test_modes_of_the_caller_do_not_change_translations_by_pytorch(
+    trained_checkpoint: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: Callable[[], AbstractContextManager[object]],
+    precision: PrecisionChoice,
+) -> None:
+    monkeypatch.setattr(backend, "api", lambda: None)
+    monkeypatch.setattr(torch_model, "api", lambda: None)
+
+    def results() -> list[object]:
+        translator = Translator(trained_checkpoint, CPU, precision=precision)
+        config = SearchConfig(beam_size=2, coverage_penalty=0.1, max_length=4)
+        samples = SamplingConfig(number=2, extra_length=2)
+        assert translator.cross_attention is not None
+        [attention] = translator.cross_attention([[5, 6, EOS]], [[7, 8]])
+        return [
+            [*translator.translate_stream(["one two", "three"], config)],
+            translator.translate("one", beam_size=1, max_length=4),
+            translator.score("one two", "eins zwei"),
+            translator.sample("one two", samples),
+            attention.tolist(),
+        ]
+
+    expected = results()
+    with mode():
+        assert results() == expected
 
 
 def test_a_translator_and_its_translations_have_a_repr_of_one_line(
