@@ -535,9 +535,12 @@ class _Worker:
         """Whether the worker runs and is a child of this process."""
         if os.getpid() != self._parent:
             return False
-        return (
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-        )
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            # The program has waited for it, or ignores SIGCHLD, so that Linux has.
+            return False
+        return ended is None
 
     @property
     def is_done(self) -> bool:

@@ -221,6 +221,18 @@ def test_a_process_killed_while_idle_is_replaced(
     assert len(children() - others) == len(before) == 3
 
 
+def test_a_worker_that_the_program_has_waited_for_is_replaced(
+    alone: Translator, shared: Translator, others: set[int]
+) -> None:
+    # As the handler of SIGCHLD of a server that starts processes, or the system where
+    # the signal is ignored.
+    [*_, pid] = children() - others
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    texts = [each.text for each in shared.translate(SENTENCES)]
+    assert texts == [each.text for each in alone.translate(SENTENCES)]
+
+
 def test_an_abandoned_stream_does_not_delay_the_next_translation(
     alone: Translator, shared: Translator
 ) -> None:
