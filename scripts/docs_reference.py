@@ -422,6 +422,29 @@ any number of lines and return an iterator.
 
 
 PYTHON_MORE = """\
+## In a larger program
+
+A call leaves as they were: the random numbers of Python, NumPy and PyTorch, PyTorch's
+default dtype, default device, autocast and gradient mode, logging, and the handlers of
+signals. Several threads may use one translator, and train at the same time.
+
+While a training runs in the main thread, Ctrl-C and SIGTERM stop it after an update:
+it is saved, and `TrainingStoppedError` is raised. A second Ctrl-C interrupts it at
+once. In other threads, a training does not handle signals.
+
+This stays changed:
+
+- `import transduce` sets `GOMP_SPINCOUNT=1000`, and on a CPU `load` and `train` reduce
+  the number of threads to the CPU quota
+  ([threads](../how-to/many-processes.md#threads-containers-and-busy-machines));
+- on a CPU, the process keeps memory that it has freed, for the next translation or
+  update;
+- on a GPU, `load` and `train` make it PyTorch's current one, and turn off cuDNN's
+  attention.
+
+Warnings are of the class `TransduceWarning`, and name the line that calls transduce.
+The logger `transduce` receives the reports of a training.
+
 ## Draw and score
 
 ```python
@@ -447,11 +470,14 @@ RETURNED = (
 """Classes of what public functions return, below `transduce`."""
 TAKEN = (
     *("data.cleaning_rules.CleaningConfig", "experiments.pipeline.RunObserver"),
-    "decoding.translations.Pace",
+    *("experiments.distillation.DistillationObserver", "decoding.translations.Pace"),
 )
 """Classes of what public functions take, below `transduce`."""
-ERRORS = tuple(
-    f"errors.{name}Error" for name in ("Config", "Data", "Checkpoint", "Request")
+REPORTED = ("experiments.pipeline.RunStart", "training.trainer.StepReport")
+"""Classes of what methods of observers receive, below `transduce`."""
+ERRORS = (
+    *(f"errors.{name}Error" for name in ("Config", "Data", "Checkpoint", "Request")),
+    *(f"training.trainer.{name}Error" for name in ("TrainingStopped", "Diverged")),
 )
 FIRST = ("load", "Translator", "train", "resume")
 """Public names that the page begins with."""
@@ -471,10 +497,11 @@ def python_page() -> str:
     for title, paragraph, classes in (
         ("Results", "What the functions above return.", RETURNED),
         ("Arguments", "Objects that some of them take.", TAKEN),
+        ("Reports", "What observers of a training receive.", REPORTED),
         (
             "Errors",
-            "All are kinds of `TransduceError`, and are imported from "
-            "`transduce.errors`.",
+            "All are kinds of `TransduceError`. The last two are imported from "
+            "`transduce.training.trainer`, the others from `transduce.errors`.",
             ERRORS,
         ),
     ):

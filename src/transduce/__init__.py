@@ -3,7 +3,7 @@
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transduce.decoding.translations import Translation
@@ -89,10 +89,13 @@ def _version() -> str:
         return "0+unknown"
 
 
-def __getattr__(name: str) -> Any:
-    """Import a public name at its first use, so that `import transduce` stays fast."""
-    if name == "__version__":
-        return _version()
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker would take any name for one of the module
+
+    def __getattr__(name: str) -> object:
+        """Import a public name at its first use, so that `import transduce` stays
+        fast."""
+        if name == "__version__":
+            return _version()
+        if name in _HOMES:
+            return getattr(import_module(_HOMES[name]), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

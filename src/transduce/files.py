@@ -128,6 +128,8 @@ def path_of(key: str, value: object) -> Path:
     """
     if not isinstance(value, str | os.PathLike):
         raise ConfigError(f"`{key}` must be a path, but is {shown(value)}.")
+    if value == "":  # of which `Path` makes the current folder
+        raise ConfigError(f'`{key}` must be a path, but is empty; "." is this folder.')
     path = Path(value)
     require_no_nul(key, str(path))
     return path

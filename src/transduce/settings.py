@@ -97,6 +97,12 @@ def require_config(key: str, value: object, kind: type) -> None:
         raise ConfigError(f"`{key}` must be a {kind.__name__}, but is {shown(value)}.")
 
 
+def require_function(key: str, value: object) -> None:
+    """Raise `ConfigError` unless an argument can be called."""
+    if not callable(value):
+        raise ConfigError(f"`{key}` must be a function, but is {shown(value)}.")
+
+
 def require_string(key: str, value: object) -> None:
     """Raise `ConfigError` unless an argument is a string."""
     if not isinstance(value, str):

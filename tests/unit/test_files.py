@@ -847,6 +847,19 @@ def test_an_impossible_path_is_named_by_its_argument(key, call) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: transduce.load(""),
+        lambda: transduce.train("a", "b", "", preset="tiny"),
+        lambda: transduce.clean("a", "", "out"),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(call) -> None:
+    with pytest.raises(ConfigError, match='must be a path, but is empty; "." is this'):
+        call()
+
+
 @pytest.mark.parametrize("value", [None, 3, b"model", ["model"]])
 def test_a_value_that_is_no_path_is_refused(value) -> None:
     with pytest.raises(ConfigError, match="`path` must be a path, but is "):

@@ -160,3 +160,8 @@ def test_token_ids_of_numpy_become_pythons() -> None:
     config = SearchConfig(bad_words=((np.int64(5), 6),))
     assert config == SearchConfig(bad_words=((5, 6),))
     assert type(config.bad_words[0][0]) is int
+
+
+@pytest.mark.parametrize("value", [np.True_, True])
+def test_a_bool_of_numpy_becomes_pythons(value: Any) -> None:
+    assert SearchConfig(shortlist=value).shortlist is True

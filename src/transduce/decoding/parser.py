@@ -29,7 +29,7 @@ from transduce.decoding.search import (
 from transduce.decoding.translations import Pace, in_order, listed
 from transduce.errors import RequestError, counted, shortened, warn_caller
 from transduce.search_config import SearchConfig
-from transduce.settings import shown
+from transduce.settings import require_config, shown
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.bracket_f1 import (
     BracketScore,
@@ -119,7 +119,7 @@ class Parser:
         self._vocabulary = symbols
         self._symbols = symbols.symbols
 
-    def parse(self, texts: Sequence[str], *, constrained: bool = False) -> list[Parse]:
+    def parse(self, texts: Iterable[str], *, constrained: bool = False) -> list[Parse]:
         """Parse raw English sentences; return one parse for each, in order."""
         words = map(penn_words, listed(texts))
         return list(self.parse_stream(words, constrained=constrained))
@@ -145,8 +145,10 @@ class Parser:
                 "Sentences must be given as lists of words, but are given as "
                 f"{type(sentences).__name__}."
             )
-        pace = pace or Pace()
+        pace = Pace() if pace is None else pace
+        require_config("pace", pace, Pace)
         config = self._translator.search.given({}) if config is None else config
+        require_config("config", config, SearchConfig)
         if constrained:
             config = _without_exclusions(config)
         start = partial(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
-from pathlib import Path
+from os import PathLike
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from transduce.architectures.config import (
@@ -381,26 +381,26 @@ class Translator:
     @overload
     def translate(
         self,
-        sources: Sequence[str],
+        sources: Iterable[str],
         *,
         beam_size: int | None = None,
         length_penalty: float | None = None,
         min_length: int | None = None,
         extra_length: int | None = None,
         max_length: int | None = None,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
     ) -> list[Translation]: ...
 
     def translate(
         self,
-        sources: str | Sequence[str],
+        sources: str | Iterable[str],
         *,
         beam_size: int | None = None,
         length_penalty: float | None = None,
         min_length: int | None = None,
         extra_length: int | None = None,
         max_length: int | None = None,
-        prefixes: str | Sequence[str] | None = None,
+        prefixes: str | Iterable[str] | None = None,
     ) -> Translation | list[Translation]:
         """Translate sentences by beam search (section 6.1).
 
@@ -492,6 +492,8 @@ class Translator:
         require_lists(sources, () if prefixes is None else prefixes)
         config = self.search.given({}) if config is None else config
         require_config("config", config, SearchConfig)
+        pace = Pace() if pace is None else pace
+        require_config("pace", pace, Pace)
         config = possible_search(self, config)
         if config.shortlist and prefixes is not None:
             warn_caller(
@@ -504,10 +506,10 @@ class Translator:
             min_steps=config.min_length + 1,
             bad_words=config.bad_words,
         )
-        found = self._in_windows(pair_up(sources, prefixes), search, pace or Pace())
+        found = self._in_windows(pair_up(sources, prefixes), search, pace)
         return (with_best(each, config.num_best) for each in found)
 
-    def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def token_ids(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the target tokens of words or phrases, for `SearchConfig.bad_words`.
 
         Empty texts have none, and are left out. Raises `RequestError` for a word
@@ -526,22 +528,22 @@ class Translator:
 
     @overload
     def sample(  # type: ignore[overload-overlap]
-        self, sources: str, config: SamplingConfig
+        self, sources: str, config: SamplingConfig | None = None
     ) -> Translation: ...
 
     @overload
     def sample(
-        self, sources: Sequence[str], config: SamplingConfig
+        self, sources: Iterable[str], config: SamplingConfig | None = None
     ) -> list[Translation]: ...
 
     def sample(
-        self, sources: str | Sequence[str], config: SamplingConfig
+        self, sources: str | Iterable[str], config: SamplingConfig | None = None
     ) -> Translation | list[Translation]:
         """Draw translations at random, token by token.
 
         Sources are those of `translate`. The hypotheses of each result are its
-        `config.number` samples, likeliest first. Random numbers depend only on
-        `config.seed` and on the number of the source.
+        `config.number` samples, likeliest first; without a config one. Random numbers
+        depend only on `config.seed` and on the number of the source.
 
             config = transduce.SamplingConfig(number=3, temperature=0.8, seed=1)
             for each in translator.sample("A man sleeps.", config).hypotheses:
@@ -559,18 +561,21 @@ class Translator:
     def sample_stream(
         self,
         sources: Iterable[str],
-        config: SamplingConfig,
+        config: SamplingConfig | None = None,
         pace: Pace | None = None,
     ) -> Iterator[Translation]:
         """Draw translations like `sample` for a stream of sentences, in order."""
         require_translation(self)
         require_lists(sources)
+        config = SamplingConfig() if config is None else config
         require_config("config", config, SamplingConfig)
+        pace = Pace() if pace is None else pace
+        require_config("pace", pace, Pace)
         self._require_memory_for(config.number)
         search = _PartSearch(
             start=partial(_start_sampling, config=config), group_size=config.number
         )
-        return self._in_windows(pair_up(sources, None), search, pace or Pace())
+        return self._in_windows(pair_up(sources, None), search, pace)
 
     @overload
     def score(  # type: ignore[overload-overlap]
@@ -579,11 +584,11 @@ class Translator:
 
     @overload
     def score(
-        self, sources: Sequence[str], targets: Sequence[str]
+        self, sources: Iterable[str], targets: Iterable[str]
     ) -> list[TargetScore]: ...
 
     def score(
-        self, sources: str | Sequence[str], targets: str | Sequence[str]
+        self, sources: str | Iterable[str], targets: str | Iterable[str]
     ) -> TargetScore | list[TargetScore]:
         """Return the log-probability of given translations.
 
@@ -613,7 +618,7 @@ class Translator:
         return [score for _, score in found]
 
     def score_stream(
-        self, sources: Sequence[str], targets: Sequence[str]
+        self, sources: Iterable[str], targets: Iterable[str]
     ) -> Iterator[tuple[int, TargetScore]]:
         """Yield the number and the score of each pair, in batches of similar lengths.
 
@@ -641,11 +646,11 @@ class Translator:
 
     @overload
     def parse(
-        self, texts: Sequence[str], *, constrained: bool = False
+        self, texts: Iterable[str], *, constrained: bool = False
     ) -> "list[transduce.decoding.parser.Parse]": ...
 
     def parse(
-        self, texts: str | Sequence[str], *, constrained: bool = False
+        self, texts: str | Iterable[str], *, constrained: bool = False
     ) -> "transduce.decoding.parser.Parse | list[transduce.decoding.parser.Parse]":
         """Parse raw English sentences with the model's own search (section 6.3).
 
@@ -675,7 +680,7 @@ class Translator:
             )
         return Parser(self, self.symbols, self._run)
 
-    def source_ids(self, sources: Sequence[str]) -> list[list[int]]:
+    def source_ids(self, sources: Iterable[str]) -> list[list[int]]:
         """Encode sources, with the tags that `load`, `into` and `with_tag` have set.
 
         Raises `RequestError` if they are a single string.
@@ -842,9 +847,8 @@ def require_translation(translator: Translator) -> None:
 def possible_search(translator: Translator, config: SearchConfig) -> SearchConfig:
     """Return the config of a translation as far as a model can follow it.
 
-    A shortlist that the model lacks is left out, with a warning for the caller of this
-    function's caller. Raises `ConfigError` if bad words are outside the vocabulary, or
-    leave no token.
+    A shortlist that the model lacks is left out, with a warning. Raises `ConfigError`
+    if bad words are outside the vocabulary, or leave no token.
     """
     require_possible_bad_words(config, translator.tokenizer)
     return with_available_shortlist(config, translator.shortlist)
@@ -935,8 +939,8 @@ def _sources(parts: list[Part]) -> list[list[int]]:
 
 
 def load(
-    path: str | Path,
-    *others: str | Path,
+    path: str | PathLike[str],
+    *others: str | PathLike[str],
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     num_processes: int | None = 1,
@@ -946,6 +950,9 @@ def load(
     """Load a translator or a parser from a model folder or a run folder.
 
         translator = transduce.load("runs/en-de", device="cpu", precision="int8")
+
+    The files are checked now; the weights are prepared at the first translation, or by
+    `Translator.get_ready`.
 
     Parameters
     ----------

@@ -16,7 +16,12 @@ from transduce.data.corpus_files import CorpusFiles, Files, paths_of
 from transduce.decoding.translator import Translator, load, require_translation
 from transduce.errors import ConfigError
 from transduce.files import path_of, require_new_folder, require_without
-from transduce.settings import require_between, require_config, require_flag
+from transduce.settings import (
+    require_between,
+    require_config,
+    require_flag,
+    require_function,
+)
 from transduce.text.languages import LanguagesConfig, require_language
 
 WORST = 0.1
@@ -32,13 +37,13 @@ def clean(
     source_language: str | None = None,
     target_language: str | None = None,
     config: CleaningConfig | None = None,
-    model: str | Path | None = None,
-    reverse_model: str | Path | None = None,
+    model: str | PathLike[str] | None = None,
+    reverse_model: str | PathLike[str] | None = None,
     worst: float | None = None,
     device: str = "auto",
     num_processes: int | None = None,
     overwrite: bool = False,
-    on_pairs: Callable[[str, int], object] = lambda what, number: None,
+    on_pairs: Callable[[str, int], object] | None = None,
 ) -> CleaningReport:
     """Write the good pairs of a parallel corpus to a folder, and the others with
     reasons.
@@ -96,6 +101,8 @@ def clean(
         A process was killed, or a model cannot score, or not in this target language.
     """
     require_flag("overwrite", overwrite)
+    if on_pairs is not None:
+        require_function("on_pairs", on_pairs)
     if config is not None:
         require_config("config", config, CleaningConfig)
     files = CorpusFiles(
@@ -124,13 +131,13 @@ def clean(
         scoring=scoring,
         num_processes=num_processes,
         overwrite=overwrite,
-        on_pairs=on_pairs,
+        on_pairs=on_pairs or (lambda what, number: None),
     )
 
 
 def _scoring(
-    model: str | Path | None,
-    reverse_model: str | Path | None,
+    model: str | PathLike[str] | None,
+    reverse_model: str | PathLike[str] | None,
     worst: float | None,
     device: str,
     files: Sequence[FilePair],
@@ -151,14 +158,18 @@ def _scoring(
         return None
     share = WORST if worst is None else worst
     require_between("worst", share, 0, 1)
-    translator = _loaded(model, device, files)
+    translator = _loaded(path_of("model", model), device, files)
     if reverse_model is None:
         return Scoring(score=translator.score, worst=share)
-    reverse = _loaded(reverse_model, device, [each.reversed() for each in files])
+    reverse = _loaded(
+        path_of("reverse_model", reverse_model),
+        device,
+        [each.reversed() for each in files],
+    )
     return Scoring(score=translator.score, score_reverse=reverse.score, worst=share)
 
 
-def _loaded(path: str | Path, device: str, files: Sequence[FilePair]) -> Translator:
+def _loaded(path: Path, device: str, files: Sequence[FilePair]) -> Translator:
     """Load a model; `ConfigError` if a file is known to be in another language.
 
     A model of several target languages scores with the tag of the corpus's.
@@ -180,7 +191,7 @@ def _loaded(path: str | Path, device: str, files: Sequence[FilePair]) -> Transla
     return translator
 
 
-def _one_target(path: str | Path, files: Sequence[FilePair]) -> str:
+def _one_target(path: Path, files: Sequence[FilePair]) -> str:
     """Return the files' target language; `ConfigError` if it is unknown, or several."""
     targets = sorted({each.target_language for each in files if each.target_language})
     if not targets:

@@ -9,7 +9,7 @@ of each step is kept in the folder, and the same call continues after an interru
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -71,7 +71,11 @@ from transduce.experiments.synthetic_text import (
     translate_text,
     write_kept,
 )
-from transduce.experiments.train import checked_observers, with_settings
+from transduce.experiments.train import (
+    checked_observers,
+    require_observer,
+    with_settings,
+)
 from transduce.files import (
     atomic_file,
     path_of,
@@ -184,16 +188,22 @@ class DistillationPlan:
 
 @runtime_checkable
 class DistillationObserver(Protocol):
-    """Callbacks for the steps of a distillation besides the training."""
+    """Callbacks for the steps of a distillation besides the training.
+
+    A subclass defines those that it needs; the others do nothing.
+    """
 
     def translated(self, done: int, total: int) -> None:
         """Report the number of sentences translated so far, and of all."""
+        return
 
     def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None:
         """Report the size of the input, and the pairs by what became of them."""
+        return
 
     def measuring(self, what: str) -> None:
         """Report what is measured next, after the training."""
+        return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +245,7 @@ def distill(
     num_processes: int | None = 1,
     overwrite: bool = False,
     observer: DistillationObserver | None = None,
-    run_observers: Sequence[RunObserver] = (),
+    run_observers: Iterable[RunObserver] = (),
 ) -> Distillation:
     """Train a small model on the translations of a large one, or of an ensemble.
 
@@ -309,6 +319,8 @@ def distill(
     require_one_of("vocabulary", vocabulary, Vocabulary)
     if search is not None:
         require_config("search", search, SearchConfig)
+    observer = _Silent() if observer is None else observer
+    require_observer(observer, DistillationObserver)
     require_student_preset(preset)
     folder = path_of("out", out)
     models = paths_of("teachers", teachers)
@@ -338,7 +350,7 @@ def distill(
         folder,
         plan,
         hardware,
-        observer or _Silent(),
+        observer,
         *observers,
         teacher=partial(
             load,

@@ -181,22 +181,28 @@ class RunObserver(Protocol):
 
     def started(self, start: RunStart) -> None:
         """Report the run's data, sizes and forecast, before the first update."""
+        return
 
     def stepped(self, report: StepReport) -> None:
         """Report an update: its number, its loss and its speed."""
+        return
 
     def scored(self, score: DevScore) -> None:
         """Report the score of a checkpoint on a dev set."""
+        return
 
     def warned(self, message: str) -> None:
         """Report a warning, a sentence or more."""
+        return
 
     def went_back(self, step: int) -> None:
         """Report that the loss has diverged, and the step to which the run goes
         back."""
+        return
 
     def finished(self, result: RunResult) -> None:
         """Report the model of the run."""
+        return
 
 
 @runtime_checkable

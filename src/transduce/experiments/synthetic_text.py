@@ -63,6 +63,7 @@ from transduce.settings import (
     require_between,
     require_config,
     require_flag,
+    require_function,
     shown,
 )
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
@@ -609,7 +610,7 @@ def back_translate(
     precision: PrecisionChoice = "auto",
     num_processes: int | None = 1,
     overwrite: bool = False,
-    on_progress: Callable[[int, int], object] = lambda done, total: None,
+    on_progress: Callable[[int, int], object] | None = None,
 ) -> BackTranslation:
     """Translate text of the target language back, as training pairs for a model of the
     other direction (Sennrich et al., 2016).
@@ -666,6 +667,8 @@ def back_translate(
         A model is missing or damaged.
     """
     require_flag("overwrite", overwrite)
+    if on_progress is not None:
+        require_function("on_progress", on_progress)
     if sampling is not None:
         require_config("sampling", sampling, SamplingConfig)
     if search is not None:
@@ -706,7 +709,7 @@ def back_translate(
             max_ratio=max_ratio,
             drop_worst=drop_worst,
             overwrite=overwrite,
-            on_progress=on_progress,
+            on_progress=on_progress or (lambda done, total: None),
         )
     finally:
         translator.close()

@@ -1,7 +1,7 @@
 """Training from Python: `transduce.train` and `transduce.resume`."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
@@ -70,7 +70,7 @@ def train(
     device: str = "auto",
     precision: Precision = "auto",
     overwrite: bool = False,
-    observers: Sequence[RunObserver] = (),
+    observers: Iterable[RunObserver] = (),
 ) -> RunResult:
     """Train a model on parallel text, average its last checkpoints and score it.
 
@@ -126,6 +126,11 @@ def train(
         The model to start from is missing or damaged, or the run cannot be written.
     RequestError
         The device is not available.
+    TrainingStoppedError
+        Ctrl-C or SIGTERM has stopped the training, which is saved: `resume` continues
+        it. Only a training in the main thread is stopped so.
+    DivergedError
+        The loss has diverged twice, the second time at half the learning rate.
     """
     files = CorpusFiles(
         source=paths_of("source", source),
@@ -176,7 +181,7 @@ def train(
 def checked_observers(observers: object) -> tuple[RunObserver, ...]:
     """Return the observers of a run, which may be given as a generator.
 
-    Raises `ConfigError` for one that lacks a method, before the run.
+    Raises the exceptions of `require_observer`, before the run.
     """
     if not isinstance(observers, Iterable):
         raise ConfigError(
@@ -185,18 +190,23 @@ def checked_observers(observers: object) -> tuple[RunObserver, ...]:
         )
     several = tuple(observers)
     for each in several:
-        if isinstance(each, type):
-            raise ConfigError(
-                f"An observer must be an object, but is the class {each.__name__}; "
-                f"make an object of it: {each.__name__}()."
-            )
-        for name in vars(RunObserver):
-            if name[0] != "_" and not callable(getattr(each, name, None)):
-                raise ConfigError(
-                    "An observer must have all methods of `RunObserver`, but "
-                    f"{shown(each)} lacks `{name}`; make it a subclass."
-                )
+        require_observer(each, RunObserver)
     return several
+
+
+def require_observer(observer: object, protocol: type) -> None:
+    """Raise `ConfigError` for an observer that lacks a method of its protocol."""
+    if isinstance(observer, type):
+        raise ConfigError(
+            f"An observer must be an object, but is the class {observer.__name__}; "
+            f"make an object of it: {observer.__name__}()."
+        )
+    for name in vars(protocol):
+        if name[0] != "_" and not callable(getattr(observer, name, None)):
+            raise ConfigError(
+                f"An observer must have all methods of `{protocol.__name__}`, but "
+                f"{shown(observer)} lacks `{name}`; make it a subclass."
+            )
 
 
 def _dev_sets(pairs: object) -> list[DevSet]:
@@ -231,13 +241,36 @@ def resume(
     *,
     steps: int | None = None,
     device: str = "auto",
-    observers: Sequence[RunObserver] = (),
+    observers: Iterable[RunObserver] = (),
 ) -> RunResult:
     """Continue the run in a folder from its newest checkpoint, in its own precision.
 
-    With `steps` the run makes that number of updates, also after its end. Raises
-    `CheckpointError` if the folder holds no run, and `ConfigError` if the run has made
-    more updates.
+        result = transduce.resume("runs/mine", steps=20_000)
+
+    A finished run returns its result, unless it is to make more updates.
+
+    Parameters
+    ----------
+    out
+        Folder of the run.
+    steps
+        Number of updates that the run is to have made at its end, also of a finished
+        run; by default that of its settings.
+    device
+        "auto", "cpu" or "cuda".
+    observers
+        Objects whose methods are called as the run proceeds, as in `train`.
+
+    Raises
+    ------
+    CheckpointError
+        The folder holds no run, or no checkpoint can be used.
+    ConfigError
+        The run has made more updates than `steps`, or another program trains it.
+    RequestError
+        The device is not available.
+    TrainingStoppedError, DivergedError
+        As in `train`.
     """
     observers = checked_observers(observers)
     run = path_of("out", out)

@@ -430,7 +430,7 @@ def test_settings_of_another_kind_are_refused(
     for config in ({"beam_size": 2}, SamplingConfig()):
         with pytest.raises(ConfigError, match="`config` must be a SearchConfig, but"):
             translator.translate_stream(["one"], config)
-    for config in (None, SearchConfig()):
+    for other in ({"number": 2}, SearchConfig()):
         with pytest.raises(ConfigError, match="`config` must be a SamplingConfig, but"):
             translator.sample(["one"], other)
     for pace in (5, ""):
@@ -596,6 +596,7 @@ for translation in translator.translate_stream({sources}, config, {prefixes}):
     print(translation.text)
 assert translator.translate(["one two"], beam_size=1)[0].text
 assert "torch" not in sys.modules
+assert "rich.console" not in sys.modules
 """
     done = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
@@ -644,7 +645,6 @@ def test_pytorch_chooses_the_device_where_there_may_be_a_gpu(
         return Hardware(device=CPU, dtype=torch.float32)
 
     monkeypatch.setattr(backend, "may_have_gpu", lambda: may_have_gpu)
-assert "rich.console" not in sys.modules
     monkeypatch.setattr("transduce.device.choose_hardware", choose)
     assert load(tmp_path / "model", device="cpu").device == "cpu"
     assert not asked

@@ -55,6 +55,8 @@ def test_a_student_keeps_its_precision_unless_another_is_requested(
         ({"tests": ("t.en", "t.de")}, "list of pairs of files, each a source and its"),
         ({"tests": [("t.en", 3)]}, "but one is ('t.en', 3)."),
         ({"run_observers": print}, "Observers must be given as a list"),
+        ({"observer": print}, "all methods of `DistillationObserver`, but <built-in"),
+        ({"observer": dict}, "must be an object, but is the class dict;"),
         ({"overwrite": "no"}, "`overwrite` must be true or false, but is 'no'."),
         ({"preset": 3}, "`preset` must be a string, but is 3."),
     ],

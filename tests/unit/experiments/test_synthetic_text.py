@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,15 @@ def test_a_repeated_line_is_translated_once_with_its_first_reference(
     assert alone.digest != figures.digest
     source.write_text("Gr\u00fc\u00dfe\nGru\u0308\u00dfe\n1\n2\n3\n")
     assert InputText(paths=[source]).figures().repeated == 1
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_callback_that_is_no_function_is_refused(tmp_path: Path) -> None:
+    callback: Any = 5
+    with pytest.raises(ConfigError, match="`on_progress` must be a function, but is 5"):
+        transduce.back_translate("model", "my.de", tmp_path, on_progress=callback)
+    with pytest.raises(ConfigError, match="`on_pairs` must be a function, but is 5"):
+        transduce.clean("my.en", "my.de", tmp_path, on_pairs=callback)
 
 
 @pytest.mark.parametrize(
