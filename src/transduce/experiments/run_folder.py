@@ -7,7 +7,6 @@ same name that describe one model (`MODEL_CONFIG` in `transduce.model_folder`). 
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -321,7 +320,8 @@ class RunFolder:
     def set_aside(self, checkpoint: Path) -> None:
         """Rename a damaged checkpoint so that it is kept, but not used."""
         aside = self.path / CHECKPOINTS / f"{DAMAGED}{checkpoint.name}"
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside.is_dir():
+            remove_folder(aside)
         aside.parent.mkdir(exist_ok=True)
         checkpoint.rename(aside)
 

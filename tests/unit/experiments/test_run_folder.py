@@ -312,3 +312,16 @@ def test_a_run_may_begin_anew_after_a_crash_in_its_first_save(run: RunFolder) ->
     run.log.append("start", step=20)
     with pytest.raises(CheckpointError, match="must hold the run's newest checkpoint"):
         run.require_checkpoints()
+
+
+def test_a_checkpoint_is_set_aside_again_where_open_files_stay(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On NFS, a folder stays as long as one of its files is open.
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    for number in range(3):
+        run.checkpoint(1).mkdir(parents=True)
+        (run.checkpoint(1) / f"{number}").touch()
+        run.set_aside(run.checkpoint(1))
+        [aside] = run.path.glob("checkpoints/damaged-*")
+        assert [each.name for each in aside.iterdir()] == [f"{number}"]
