@@ -8,6 +8,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.parser import Parse
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
+from transduce.search_config import SearchConfig
 from transduce.trees.linearization import Repairs
 from transduce.trees.trees import parse_tree
 
@@ -62,3 +63,16 @@ def test_a_parser_refuses_what_are_no_sentences(parsing_checkpoint: Checkpoint) 
     sentences: Any = 5
     with pytest.raises(RequestError, match="must be given as lists of words"):
         list(parser.parse_stream(sentences))
+
+
+def test_a_parser_reads_words_without_characters_that_show_nothing(
+    parsing_checkpoint: Checkpoint,
+) -> None:
+    parser = Translator(parsing_checkpoint, "cpu").parser()
+    search = SearchConfig(beam_size=2, extra_length=5)
+    plain, hinted = ["A", "dog", "runs"], ["A", "\ufeffd\u00adog", "\u200bruns"]
+    several = [plain, hinted, ["A", "\u200b", "runs"]]
+    first, second, third = parser.parse_stream(several, search)
+    assert second.score == first.score
+    assert list(second.tree.words) == hinted
+    assert list(third.tree.words) == several[-1]
