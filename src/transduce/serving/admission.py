@@ -186,8 +186,9 @@ class ReadBodies:
     A client may miss an answer that begins before: a connection that is closed while
     the client sends is reset. One that waits for permission to send its body, which it
     gets when the body is requested, is answered at once. Its connection then ends, as
-    either the body or another request could follow (RFC 9110, section 10.1.1); if it
-    did not wait, `Connection` reads what it sends.
+    either the body or another request could follow (RFC 9110, section 10.1.1), and so
+    does that of a body that does not come in time (section 15.5.9). `Connection` reads
+    what is sent meanwhile.
     """
 
     def __init__(self, app: ASGIApp, timeout_s: float) -> None:
@@ -210,17 +211,16 @@ class ReadBodies:
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start" and has_rest:
-                if is_waiting:
+                await read_rest()
+                if has_rest:
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
                     message = {**message, "headers": headers}
-                else:
-                    await read_rest()
             await send(message)
 
         async def read_rest() -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(end):
-                    while has_rest:
+                    while has_rest and not is_waiting:
                         await watched()
 
         await self._app(scope, watched, answer)

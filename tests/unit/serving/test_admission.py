@@ -511,6 +511,8 @@ def test_a_body_that_does_not_arrive_times_out(
         answer = slow.getresponse()
         assert answer.status == 408
         assert "must come within 0.2 seconds" in json.loads(answer.read())["error"]
+        # Another request would count as the rest of the body.
+        assert answer.getheader("connection") == "close"
         slow.close()
 
 

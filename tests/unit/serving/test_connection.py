@@ -419,8 +419,9 @@ def test_an_idle_connection_times_out(quick: RunningServer, before: bytes) -> No
 
 
 def test_the_rest_of_a_refused_body_times_out(
-    quick: RunningServer,
+    quick: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "DRAIN_S", 0.3)
     with connected(quick) as client:
         client.sendall(
             b"POST /nowhere HTTP/1.1\r\n" + HOST + b"content-length: 10000000\r\n\r\n"
