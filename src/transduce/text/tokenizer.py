@@ -61,6 +61,8 @@ SHARED_LETTERS = "\u00aa\u00b5\u00ba\u02b0-\u02ff\u0640"
 """Letters without a script of their own, which belong to the word around them."""
 DRAWING_MARKS = "\ufe0e\ufe0f\u20e3"
 """Marks that change the look of the sign before them, as in many emoji."""
+JOINERS = "\u200c\u200d"
+"""Characters that join or separate two letters of a word, as in Persian and Sinhala."""
 
 
 def word_pattern(kind: TokenizerKind) -> str:
@@ -69,22 +71,32 @@ def word_pattern(kind: TokenizerKind) -> str:
     Words end where the script changes, and between letters, digits and signs, so that
     no learned piece can spell a special token. The space before a word belongs to it.
     In scripts without spaces it stands alone, as a word is the same at the beginning of
-    a text as within it. Other scripts are cut as by earlier versions.
+    a text as within it. Other scripts are cut as by earlier versions. A joiner between
+    two letters belongs to their word.
     """
     # Unlike the paper: text is raw, in place of text that another tokenizer has cut
     # into words; pieces stay within letters, digits or signs of one script, and
     # characters outside the vocabulary are bytes. On by default.
+    return _word_pattern(kind, rf"|[{JOINERS}](?=[\p{{L}}\p{{M}}])")
+
+
+def _word_pattern(kind: TokenizerKind, joiner: str) -> str:
+    """Pattern of words, with an alternative to the letters after the first one."""
     run = f"{{1,{MAX_RUN}}}"
     # Byte-pair encoding takes time n log n, so it need not bound a run.
     unspaced_run = "+" if kind in ("bpe", "character") else run
     unspaced = [f"[{script.letters}]{unspaced_run}" for script in UNSPACED_SCRIPTS]
+    rest = f"{{0,{MAX_RUN - 1}}}"
     spaced = [
         rf" ?(?=\p{{L}})\p{{{script}}}"
-        rf"(?:(?=[\p{{L}}\p{{M}}])[\p{{{script}}}\p{{M}}{SHARED_LETTERS}])"
-        f"{{0,{MAX_RUN - 1}}}"
+        rf"(?:(?=[\p{{L}}\p{{M}}])[\p{{{script}}}\p{{M}}{SHARED_LETTERS}]{joiner})"
+        f"{rest}"
         for script in SPACED_SCRIPTS
     ]
-    other = rf" ?(?:(?![{UNSPACED_LETTERS}{DRAWING_MARKS}])[\p{{L}}\p{{M}}]){run}"
+    letter = rf"(?![{UNSPACED_LETTERS}{DRAWING_MARKS}])[\p{{L}}\p{{M}}]"
+    other = f" ?(?:{letter}){run}"
+    if joiner:
+        other = f" ?{letter}(?:{letter}{joiner}){rest}"
     digits = rf" ?\p{{N}}{run}"
     signs = rf" ?(?:[^ \p{{L}}\p{{M}}\p{{N}}]|[{DRAWING_MARKS}]){run}"
     return "|".join((*spaced, *unspaced, other, digits, signs, " +"))
@@ -92,6 +104,8 @@ def word_pattern(kind: TokenizerKind) -> str:
 
 EARLIER_WORD_PATTERNS = (
     r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^ \p{L}\p{M}\p{N}]{1,64}| +",
+    _word_pattern("bpe", joiner=""),
+    _word_pattern("word-piece", joiner=""),
 )
 """Patterns that earlier versions wrote; add the present one here before changing it."""
 

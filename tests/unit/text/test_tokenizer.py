@@ -518,6 +518,33 @@ def test_an_emoji_keeps_its_variation_selector():
     assert " ❤️" in tokenizer.pieces(tokenizer.encode("I ❤️ you"))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_joiner_between_two_letters_belongs_to_their_word(kind):
+    lines = ["می\u200cخواهم ශ්\u200dරී ⵜⴰ\u200dⵎⴰ"] * 5
+    tokenizer = learn_tokenizer(lines, TokenizerConfig(kind=kind, vocab_size=600))
+    pieces = tokenizer.pieces(tokenizer.encode(lines[0]))
+    assert pieces == [" می\u200cخواهم", " ශ්\u200dරී", " ⵜⴰ\u200dⵎⴰ"]
+    for text in (
+        "\u200dශ",
+        "می\u200c",
+        "می\u200c\u200cخو",
+        "a\u200dශ",
+        "1\u200d2 \u200d👩",
+    ):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_tokenizer_that_cut_words_at_joiners_still_does(tmp_path, monkeypatch):
+    earlier = module.EARLIER_WORD_PATTERNS[1]
+    config = TokenizerConfig(vocab_size=600)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "word_pattern", lambda _: earlier)
+        learn_tokenizer(["می\u200cخواهم"] * 5, config).save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    pieces = loaded.pieces(loaded.encode("می\u200cخواهم"))
+    assert pieces == [" می", "\u200c", "خواهم"]
+
+
 def test_most_characters_of_text_without_spaces_are_in_the_alphabet():
     letters = "".join(chr(0x4E00 + 7 * i) for i in range(90))
     tokenizer = learn_tokenizer([letters] * 3, TokenizerConfig(vocab_size=459))
@@ -626,7 +653,19 @@ def test_words_are_split_in_linear_time(kind):
     """The regex engine gives up after ten million steps, which other patterns take."""
     pattern = tokenizers.Regex(module.word_pattern(kind))
     words = pre_tokenizers.Split(pattern, behavior="isolated")
-    for run in ("a", "a\u0301", " ", "a ", "-", "1", "世", "ÿa", "\U0001f600", "กa"):
+    for run in (
+        "a",
+        "a\u0301",
+        " ",
+        "a ",
+        "-",
+        "1",
+        "世",
+        "ÿa",
+        "\U0001f600",
+        "กa",
+        "ක්\u200d",
+    ):
         text = run * 100_000
         cut = words.pre_tokenize_str(text)
         assert "".join(piece for piece, _ in cut) == text
