@@ -5,7 +5,8 @@ lengths count the token with which a target starts, this package's do not.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from os.path import lexists
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,10 @@ from transduce.files import read_json
 from transduce.model.config import MAX
 from transduce.search_config import SearchConfig
 from transduce.settings import shown, shown_json
-from transduce.text.vocabulary import EOS
+from transduce.text.vocabulary import BOS, EOS
 
 SETTINGS, SEARCH = "config.json", "generation_config.json"
+TOKENIZER, CLEAN_UP = "tokenizer_config.json", "clean_up_tokenization_spaces"
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """Names of the special ids, in this package's order."""
 MAX_WHOLE = MAX["vocab_size"]
@@ -110,13 +112,23 @@ def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
 
 
 def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
-    """Return limits of the length that are given, without the start token."""
+    """Return limits of the length that are given, without the start token.
+
+    The last token before the limit is the end token if the library forces that.
+    """
     min_length = max(_whole_or(content, "min_length", path, 0) - 1, 0)
     min_length = _whole_or(content, "min_new_tokens", path, min_length)
     max_length = _whole_or(content, "max_length", path, 0) - 1
     max_length = _whole_or(content, "max_new_tokens", path, max_length)
+    max_length -= _forces_end(content)
     found: dict[str, Any] = {"min_length": min_length} if min_length else {}
     return {**found, "max_length": max_length} if max_length > 0 else found
+
+
+def _forces_end(content: Mapping[str, object]) -> bool:
+    """Whether the library ends translations at the limit by the end token."""
+    forced = _single(content.get("forced_eos_token_id"))
+    return forced is not None and forced == _single(content.get("eos_token_id"))
 
 
 def _restrictions(
@@ -137,18 +149,27 @@ def _bad_words(
     content: Mapping[str, object], ids: Sequence[int], path: Path
 ) -> list[list[int]]:
     """Return the sequences to exclude, but not those that cannot occur in any case."""
-    words: Any = content.get("bad_words_ids") or []
-    tokens: Any = content.get("suppress_tokens") or []
-    for given in (words, tokens):
-        if not isinstance(given, list):
-            raise _not_ids(given, path)
-    sequences = [*words, *([token] for token in tokens)]
+    excluded = _excluded(content, "bad_words_ids", path)
+    excluded += _excluded(content, "suppress_tokens", path)
+    return [sequence for sequence in _own_ids(excluded, ids) if _is_possible(sequence)]
+
+
+def _excluded(content: Mapping[str, object], name: str, path: Path) -> list[list[int]]:
+    """Return the sequences of a setting by the library's ids."""
+    given: Any = content.get(name) or []
+    if not isinstance(given, list):
+        raise _not_ids(given, path)
+    sequences = [[each] for each in given] if name == "suppress_tokens" else given
     for sequence in sequences:
         if not isinstance(sequence, list) or any(type(i) is not int for i in sequence):
             raise _not_ids(sequence, path)
+    return list(sequences)
+
+
+def _own_ids(sequences: Sequence[Sequence[int]], ids: Sequence[int]) -> list[list[int]]:
+    """Return sequences by this package's ids; -1 for ids that it does not have."""
     ours = {theirs: i for i, theirs in enumerate(ids)}
-    own = [[ours.get(i, -1) for i in sequence] for sequence in sequences]
-    return [sequence for sequence in own if _is_possible(sequence)]
+    return [[ours.get(i, -1) for i in sequence] for sequence in sequences]
 
 
 def _not_ids(value: object, path: Path) -> CheckpointError:
@@ -207,6 +228,42 @@ def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
     }
 
 
+def _ids_of_words(folder: Path, content: Mapping[str, object]) -> list[int]:
+    """Return the library's special ids and those of bad words, in this package's
+    order; -1 for unknown ones."""
+    model = read_json(folder / SETTINGS) if lexists(folder / SETTINGS) else {}
+    found = [_single({**model, **content}.get(name)) for name in SPECIAL]
+    special = [each if isinstance(each, int) else -1 for each in found]
+    names, path = ("bad_words_ids", "suppress_tokens"), _file(folder)
+    words = chain.from_iterable(_excluded(content, name, path) for name in names)
+    return [*special, *(i for i in chain.from_iterable(words) if i not in special)]
+
+
+def _special_words(
+    content: Mapping[str, object], ids: Sequence[int], path: Path
+) -> Iterator[tuple[str, str]]:
+    """Yield settings by which the library excludes special tokens, unlike this package,
+    with what differs."""
+    words, tokens = (
+        _own_ids(_excluded(content, name, path), ids)
+        for name in ("bad_words_ids", "suppress_tokens")
+    )
+    starts = {BOS, EOS} if ids[BOS] == ids[EOS] != -1 else {BOS}
+    if any(len(word) > 1 and word[0] in starts for word in words):
+        yield (
+            "bad_words_ids",
+            "sequences that begin with the start token exclude nothing here",
+        )
+    if [EOS] in tokens:
+        yield "suppress_tokens", "the end token may always follow"
+    if EOS in starts:
+        reason = "the end token, which is also the start, counts as unused here"
+        if content.get("no_repeat_ngram_size") == 1:
+            yield "no_repeat_ngram_size", reason
+        if content.get("repetition_penalty") not in (None, 1):
+            yield "repetition_penalty", reason
+
+
 def _single(value: Any) -> Any:
     """Return the id of a list of one, which the library takes for that id."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
@@ -225,7 +282,9 @@ def differing_settings(folder: Path) -> list[str]:
     ends = (None, _single(content.get("eos_token_id")))
     if _single(content.get("forced_eos_token_id")) not in ends:
         differing["forced_eos_token_id"] = "translations end by the end token only"
-    has_restrictions = bool(_restrictions(content, (), path))
+    ids = _ids_of_words(folder, content)
+    differing |= dict(_special_words(content, ids, path))
+    has_restrictions = bool(_restrictions(content, ids, path))
     if has_restrictions and content.get("renormalize_logits"):
         differing["renormalize_logits"] = "tokens that remain keep their probabilities"
     is_greedy = content.get("num_beams") in (None, 1)
@@ -235,8 +294,19 @@ def differing_settings(folder: Path) -> list[str]:
             "it is applied to log-probabilities; greedy search in Transformers applies "
             "it to logits"
         )
-    return [
-        f"{path}: `{name}` = {shown_json(content[name])} is not applied as in the "
-        f"library; {instead}."
+    found = [
+        _differs(path, name, content[name], instead)
         for name, instead in differing.items()
     ]
+    tokenizer = read_json(folder / TOKENIZER) if lexists(folder / TOKENIZER) else {}
+    if tokenizer.get(CLEAN_UP) is True:
+        instead = "translations keep spaces before marks"
+        found.append(_differs(folder / TOKENIZER, CLEAN_UP, True, instead))
+    return found
+
+
+def _differs(path: Path, name: str, value: object, instead: str) -> str:
+    return (
+        f"{path}: `{name}` = {shown_json(value)} is not applied as in the library; "
+        f"{instead}."
+    )

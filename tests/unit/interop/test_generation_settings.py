@@ -40,6 +40,8 @@ def folder_of(folder: Path, **settings: object) -> Path:
         ({"min_length": 9, "min_new_tokens": 3}, {"min_length": 3}),
         ({"max_length": 40}, {"max_length": 39}),
         ({"max_length": 40, "max_new_tokens": 20}, {"max_length": 20}),
+        ({"max_length": 40, "forced_eos_token_id": 0}, {"max_length": 38}),
+        ({"max_new_tokens": 20, "forced_eos_token_id": [0]}, {"max_length": 19}),
         ({"length_penalty": 0.6, "early_stopping": True}, {"length_penalty": 0.6}),
         ({"early_stopping": "never"}, {"patience": None}),
         ({"early_stopping": False}, {"patience": None}),
@@ -98,6 +100,15 @@ def test_special_ids_that_differ_from_the_model_are_reported(tmp_path: Path) -> 
             {"renormalize_logits": True, "no_repeat_ngram_size": 2},
             "`renormalize_logits` = true is not applied as in the library; tokens that",
         ),
+        ({"renormalize_logits": True, "bad_words_ids": [[9], [4]]}, "tokens that"),
+        ({"renormalize_logits": True, "suppress_tokens": [4]}, "tokens that"),
+        (
+            {"decoder_start_token_id": 9, "bad_words_ids": [[9, 4]]},
+            "sequences that begin with the start token exclude nothing here.",
+        ),
+        ({"suppress_tokens": [0]}, "the end token may always follow."),
+        ({"decoder_start_token_id": 0, "no_repeat_ngram_size": 1}, "is also the start"),
+        ({"decoder_start_token_id": 0, "repetition_penalty": 2}, "is also the start"),
         ({"num_beams": 1, "repetition_penalty": 1.2}, "to logits."),
     ],
     ids=str,
@@ -106,6 +117,17 @@ def test_other_settings_are_reported(tmp_path: Path, settings: dict, said: str) 
     [differing] = differing_settings(folder_of(tmp_path, **settings))
     assert differing.startswith(f"{tmp_path}/generation_config.json: `")
     assert said in differing
+
+
+def test_spaces_that_the_library_removes_are_reported(tmp_path: Path) -> None:
+    folder, path = folder_of(tmp_path), tmp_path / "tokenizer_config.json"
+    path.write_text('{"clean_up_tokenization_spaces": false}')
+    assert differing_settings(folder) == []
+    path.write_text('{"clean_up_tokenization_spaces": true}')
+    assert differing_settings(folder) == [
+        f"{path}: `clean_up_tokenization_spaces` = true is not applied as in the "
+        "library; translations keep spaces before marks."
+    ]
 
 
 @pytest.mark.parametrize("forced", [0, [0]], ids=str)
@@ -124,6 +146,9 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
         "do_sample": False, "forced_eos_token_id": 0, "renormalize_logits": True,
         "bad_words_ids": [[9]], "max_length": 512, "guidance_scale": 1,
     }  # fmt: skip
+    (tmp_path / "config.json").write_text(
+        '{"pad_token_id": 9, "decoder_start_token_id": 9}'
+    )
     assert differing_settings(folder_of(tmp_path, **settings)) == []
 
 

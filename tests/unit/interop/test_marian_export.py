@@ -118,7 +118,7 @@ SEARCHES = [
 def test_an_imported_model_keeps_marians_search(changes, expected, folder):
     folders.change_settings(folder / "generation_config.json", **changes)
     # The library's limit of 96 tokens counts the start token.
-    limited = replace(expected, max_length=95)
+    limited = replace(expected, max_length=94)
     assert read_settings(folder).search == limited
 
 
@@ -131,7 +131,7 @@ def test_an_older_folder_has_its_search_in_config_json(folder):
 
 
 def test_an_imported_model_uses_its_own_search(checkpoint):
-    expected = SearchConfig(beam_size=4, max_length=95, **THEIR_USUAL)
+    expected = SearchConfig(beam_size=4, max_length=94, **THEIR_USUAL)
     assert checkpoint.search == expected
 
 
