@@ -33,6 +33,7 @@ from transduce.interop.export import Proof, prove, require_short
 from transduce.interop.generation_settings import (
     SETTINGS,
     SPECIAL,
+    TOKENIZER,
     read_search,
     whole,
 )
@@ -72,7 +73,7 @@ from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
 from transduce.text.tokenizer import TOKENIZER_FILE, SubwordTokenizer, Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
-TOKENIZER, ADDED = "tokenizer_config.json", "added_tokens.json"
+ADDED = "added_tokens.json"
 SEPARATE = "separate_vocabs"
 """Setting of a tokenizer with two vocabularies."""
 END = SPECIAL_PIECES[EOS]
@@ -116,6 +117,28 @@ EQUAL = {
 """Settings of the decoder, and those of the encoder that they must equal."""
 
 
+NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+"""Special tokens that the library has a name for; in a text they are text here."""
+EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+"""Settings with further special tokens: what the library cuts out of a text, and leaves
+out of a translation."""
+DECODER_OF_ADDED, SPECIAL_TOKENS = "added_tokens_decoder", "special_tokens_map.json"
+"""Setting of a tokenizer with its added tokens, and the place of older folders."""
+
+
+class AddedTokens(NamedTuple):
+    """Tokens that were added to the pieces of vocab.json."""
+
+    ids: Mapping[str, int]
+    """Tokens that are no pieces, with their ids."""
+    cut: tuple[str, ...]
+    """Tokens that are cut out of a text first; some may be pieces."""
+    silent: tuple[str, ...]
+    """Tokens of `cut` that decode to nothing."""
+    named: tuple[str, ...]
+    """Tokens of `ids` that no text has."""
+
+
 class _Vocabularies(NamedTuple):
     """Marian's vocabularies of source and target, by this package's ids."""
 
@@ -153,8 +176,8 @@ class MarianSettings:
     """Whether source and target have one embedding in Marian."""
     is_tied: bool
     """Whether the output has the embedding of the target."""
-    added: Mapping[str, int]
-    """Ids of tokens that were added to the pieces."""
+    added: AddedTokens
+    """Tokens that were added to the pieces."""
 
     @property
     def has_double(self) -> bool:
@@ -178,17 +201,17 @@ def read_settings(folder: Path) -> MarianSettings:
     is_shared, is_tied = (_flag(content, name, path) for name in (SHARED, TIED))
     added = read_added_tokens(folder)
     has_two = _has_two_vocabularies(folder)
-    if has_two and (is_shared or added):
+    if has_two and (is_shared or added.ids or added.cut):
         raise RequestError(
             f"{path}: a model of two vocabularies must have `{SHARED}` = false and no "
-            f"{ADDED}, but has not; such a model cannot be imported."
+            f"added tokens, but has not; such a model cannot be imported."
         )
     vocab_size = whole(content, "vocab_size", path)
     target_vocab_size = _target_vocab_size(content, path, has_two=has_two)
     vocabularies = (
         _two_vocabularies(content, folder)
         if has_two
-        else _one_vocabulary(content, added, folder)
+        else _one_vocabulary(content, added.ids, folder)
     )
     try:
         model = _model(content, len(vocabularies.source_ids), path)
@@ -422,24 +445,82 @@ def _rate(content: Mapping[str, object], name: str, path: Path) -> float:
     return float(rate)
 
 
-def read_added_tokens(folder: Path) -> dict[str, int]:
-    """Read tokens that were added to the pieces of vocab.json, with their ids.
+def read_added_tokens(folder: Path) -> AddedTokens:
+    """Read tokens that were added to the pieces of vocab.json.
 
-    Raises `CheckpointError` if they are damaged.
+    Raises `CheckpointError` if they are damaged, `RequestError` if the library cuts
+    them in a way that this package lacks.
     """
-    path = folder / ADDED
-    if not lexists(path):
-        return {}
-    known, added = _read_if_sound(folder / VOCABULARY), read_json(path)
+    path, settings = folder / ADDED, _tokenizer_settings(folder)
+    known = _read_if_sound(folder / VOCABULARY)
+    named = {_content(settings.get(f"{name}_token")) for name in NAMED_TOKENS}
+    named |= {*SPECIAL_PIECES, UNKNOWN}
+    extra = _extra_tokens(folder, settings)
+    added = {piece: known[piece] for piece in extra if piece in known}
+    if lexists(path):
+        added |= read_json(path)
+    if known and DECODER_OF_ADDED in settings:
+        found = _decoder_of_added(settings[DECODER_OF_ADDED], folder / TOKENIZER)
+        added |= {piece: i for piece, i in found.items() if piece not in named}
     new = {piece: i for piece, i in added.items() if known.get(piece) != i}
     first = len(known)
     expected = list(range(first, first + len(new)))
     if sorted(map(repr, new.values())) != sorted(map(repr, expected)):
+        place = path if lexists(path) else folder / TOKENIZER
         raise CheckpointError(
-            f"{path}: must give the ids from {first} on to one token each, but does "
+            f"{place}: must give the ids from {first} on to one token each, but does "
             f"not; the file and {VOCABULARY} are of different models."
         )
-    return {piece: whole(added, piece, path, minimum=0) for piece in new}
+    cut = tuple(piece for piece in added if piece not in named)
+    return AddedTokens(
+        ids={piece: whole(new, piece, path, minimum=0) for piece in new},
+        cut=cut,
+        silent=tuple(piece for piece in cut if piece in extra),
+        named=tuple(piece for piece in new if piece in named),
+    )
+
+
+def _decoder_of_added(content: object, path: Path) -> dict[str, int]:
+    """Return the ids of the added tokens of a tokenizer's settings."""
+    found: dict[str, int] = {}
+    for number, token in content.items() if isinstance(content, dict) else [("", 0)]:
+        name = _content(token)
+        if not name or not re.fullmatch("[0-9]{1,9}", number):
+            raise CheckpointError(
+                f"{path}: `{DECODER_OF_ADDED}` must give a token for each id, but does "
+                "not; fetch the file again."
+            )
+        if isinstance(token, dict) and token.get("single_word"):
+            raise RequestError(
+                f"{path}: `{DECODER_OF_ADDED}` must have no `single_word`, but has for "
+                f"{shown(name)}; set it to false there, to cut the token in words, too."
+            )
+        found[name] = int(number)
+    return found
+
+
+def _extra_tokens(folder: Path, settings: Mapping[str, object]) -> list[str]:
+    """Return the special tokens of a tokenizer that the library has no name for."""
+    path = folder / SPECIAL_TOKENS
+    if DECODER_OF_ADDED not in settings and lexists(path):
+        settings = {**settings, **read_json(path)}
+    lists = [settings.get(name) for name in EXTRA_TOKENS]
+    tokens = [_content(token) for each in lists for token in _listed(each)]
+    return [token for token in tokens if token]
+
+
+def _listed(tokens: object) -> list[object]:
+    """Return the tokens of a list, or of an object by their names."""
+    if isinstance(tokens, dict):
+        return list(tokens.values())
+    return tokens if isinstance(tokens, list) else []
+
+
+def _content(token: object) -> str:
+    """Return the text of a token, which may have attributes; empty if it has none."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else ""
 
 
 def _require_one_of(
@@ -474,11 +555,15 @@ def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
 def _sentence_pieces(folder: Path, settings: MarianSettings) -> SentencePieceTokenizer:
     source, target = (read_proto(folder / name) for name in (SOURCE, TARGET))
     kinds = {each.piece: each.type for each in (*target.pieces, *source.pieces)}
+    kinds |= dict.fromkeys(settings.added.named, Piece.CONTROL)
+    vocabulary = _vocabulary(folder / VOCABULARY, settings, kinds)
+    known = {*vocabulary}
     tokenizer = SentencePieceTokenizer(
-        vocabulary=_vocabulary(folder / VOCABULARY, settings, kinds),
+        vocabulary=vocabulary,
         source=unigram_model(source, folder / SOURCE),
         target=unigram_model(target, folder / TARGET),
-        added=tuple(piece for piece in settings.added if kinds.get(piece) is None),
+        added=tuple(piece for piece in settings.added.cut if piece in known),
+        silent=tuple(piece for piece in settings.added.silent if piece in known),
     )
     tags = _tokenizer_settings(folder).get(CORPUS_TAGS, [])
     return with_corpus_tags(tokenizer, tags, f"{folder / TOKENIZER}: `{CORPUS_TAGS}`")
@@ -506,7 +591,7 @@ def _vocabulary(
 
 def _pieces(path: Path, settings: MarianSettings) -> list[str]:
     """Return the pieces by Marian's ids."""
-    ids = {**read_json(path), **settings.added}
+    ids = {**read_json(path), **settings.added.ids}
     num_pieces = len(set(settings.source_ids))
     if sorted(map(repr, ids.values())) != sorted(map(repr, range(num_pieces))):
         raise CheckpointError(

@@ -8,6 +8,7 @@ Face's library reads the files for a proof.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import sentencepiece
@@ -73,7 +74,15 @@ class HuggingFaceTokenizer:
         self._source_ids = source_ids
         self._target_ids = target_ids
         known: Mapping[int, AddedToken] = self._tokenizer.added_tokens_decoder
-        self._added = [each.content for each in known.values() if not each.special]
+        special: Mapping[str, object] = self._tokenizer.special_tokens_map
+        # Others are lists of further special tokens, which a text may have.
+        named = [str(each) for each in special.values() if not isinstance(each, list)]
+        # A token without a row of the embeddings is text here; the library fails on it.
+        self._added = [
+            token.content
+            for i, token in known.items()
+            if token.content not in named and i in source_ids
+        ]
         # Several pieces may have the id of the unknown one, which comes first.
         self._ours_of_source, self._ours_of_target = (
             {theirs: i for i, theirs in reversed([*enumerate(ids)])}
@@ -104,7 +113,7 @@ class HuggingFaceTokenizer:
         found = self._tokenizer(
             **text, add_special_tokens=False, split_special_tokens=not has_added
         )
-        return [ours[i] for i in found["input_ids"]]
+        return [ours.get(i, -1) for i in found["input_ids"]]
 
 
 def write_files(
@@ -121,7 +130,8 @@ def write_files(
     num_targets = tokenizer.target_vocab_size or tokenizer.vocab_size
     has_two = tokenizer.target_vocab_size is not None
     added = [piece for piece in tokenizer.vocabulary if piece in tokenizer.added]
-    pieces = tokenizer.vocabulary[: tokenizer.vocab_size - len(added)]
+    behind = list(takewhile(tokenizer.added.__contains__, tokenizer.vocabulary[::-1]))
+    pieces = tokenizer.vocabulary[: tokenizer.vocab_size - len(behind)]
     _write_vocabulary(pieces, folder / VOCABULARY)
     if has_two:
         targets = tokenizer.vocabulary[:num_targets]
@@ -139,6 +149,8 @@ def write_files(
         split_special_tokens=not added,
     )
     library.add_tokens(added)
+    if tokenizer.silent:
+        library.add_special_tokens({"additional_special_tokens": [*tokenizer.silent]})
     library.save_pretrained(folder)
     ids = range(tokenizer.vocab_size)
     return HuggingFaceTokenizer(folder, ids, ids[:num_targets])

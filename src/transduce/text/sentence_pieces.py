@@ -171,6 +171,8 @@ class SentencePieceTokenizer:
     """
     added: tuple[str, ...] = ()
     """Tokens that were added to the vocabulary, and are cut out of a text first."""
+    silent: tuple[str, ...] = ()
+    """Added tokens that decode to nothing."""
     corpus_tags: tuple[str, ...] = field(default=(), compare=False)
     """Tags of corpora, such as <bt>, with which a run of this package has trained the
     model. Other pieces of that form, such as <br>, are text."""
@@ -222,6 +224,7 @@ class SentencePieceTokenizer:
             vocabulary=tuple(p for p in self.vocabulary if p not in removed),
             target_vocab_size=num_targets,
             added=tuple(p for p in self.added if p not in removed),
+            silent=tuple(p for p in self.silent if p not in removed),
             corpus_tags=tuple(p for p in self.corpus_tags if p not in removed),
         )
 
@@ -237,7 +240,7 @@ class SentencePieceTokenizer:
 
         Each run of white space becomes one space.
         """
-        pieces = self.pieces(i for i in ids if i > EOS and i != self.unknown)
+        pieces = self.pieces(i for i in ids if i > EOS and i not in self._textless)
         if self.source.spells_bytes or self.target.spells_bytes:
             pieces = _unspelled(pieces)
         return " ".join("".join(pieces).split())
@@ -262,6 +265,8 @@ class SentencePieceTokenizer:
             content["target_vocab_size"] = self.target_vocab_size
         if self.added:
             content["added"] = self.added
+        if self.silent:
+            content["silent"] = self.silent
         if self.corpus_tags:
             content["corpus_tags"] = self.corpus_tags
         return json.dumps(content, ensure_ascii=False)
@@ -282,6 +287,9 @@ class SentencePieceTokenizer:
             raise ValueError("target_vocab_size must be a part of the vocabulary")
         if UNKNOWN not in vocabulary[:num_targets]:
             raise ValueError(f"no piece of targets is {UNKNOWN}")
+        silent = tuple(map(_piece, content.get("silent", [])))
+        if not set(silent) <= {*vocabulary[EOS + 1 :]}:
+            raise ValueError("silent tokens must be in the vocabulary")
         tags = tuple(map(_piece, content.get("corpus_tags", [])))
         if not set(tags) <= set(filter(is_tag, vocabulary)):
             raise ValueError("corpus_tags must be tags in the vocabulary")
@@ -291,6 +299,7 @@ class SentencePieceTokenizer:
             target=_unigram_model(content["target"]),
             target_vocab_size=num_targets,
             added=tuple(map(_piece, content.get("added", []))),
+            silent=silent,
             corpus_tags=tags,
         )
 
@@ -329,6 +338,11 @@ class SentencePieceTokenizer:
     def _ids(self) -> dict[str, int]:
         """Ids by piece, without special tokens, which text cannot contain."""
         return {piece: i for i, piece in enumerate(self.vocabulary) if i > EOS}
+
+    @cached_property
+    def _textless(self) -> frozenset[int]:
+        """Ids of the unknown piece and of silent tokens."""
+        return frozenset([self.unknown, *(self._ids[piece] for piece in self.silent)])
 
     @cached_property
     def unknown(self) -> int:

@@ -264,9 +264,10 @@ class UnigramSampler:
         """Logarithm of the probability to the power `alpha`, and id, by piece."""
         self._longest = max(map(len, self._scores), default=0)
         self._begins = self._beginnings()
+        sampled = self._scores.keys() - {*tokenizer.added}
         self._is_known = np.array(
             [
-                piece in self._scores and TAG_IN_TEXT.search(piece) is None
+                piece in sampled and TAG_IN_TEXT.search(piece) is None
                 for piece in tokenizer.vocabulary
             ]
         )

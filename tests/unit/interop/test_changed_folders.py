@@ -11,11 +11,11 @@ from transformers import MarianMTModel, MarianTokenizer
 import marian_folder as folders
 from transduce.checkpoint import load_model
 from transduce.decoding.translator import Translator
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import marian_export as to_marian
 from transduce.interop.export import ProofError
-from transduce.interop.marian_import import import_model
+from transduce.interop.marian_import import import_model, read_added_tokens
 from transduce.text.vocabulary import EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
@@ -23,11 +23,15 @@ SENTENCES = ["The dog runs.", "A cat sees the dog."]
 ADDED = ["<term>", "WORD"]
 
 
-def save_padded(folder: Path, added: list[str]) -> MarianTokenizer:
+def save_padded(
+    folder: Path, added: list[str], special: list[str] | None = None
+) -> MarianTokenizer:
     """Add tokens, pad the embeddings to a multiple of 64, and save in small files."""
     tokenizer = MarianTokenizer.from_pretrained(folder)
     model = MarianMTModel.from_pretrained(folder)
     tokenizer.add_tokens(added)
+    if special:
+        tokenizer.add_special_tokens({"additional_special_tokens": special})
     torch.manual_seed(2)
     model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
     # The library gives the bias as many entries as the tokenizer has tokens.
@@ -71,6 +75,83 @@ def test_added_tokens_are_cut_as_by_hugging_face(changed: Path, tmp_path: Path) 
         known = [piece if piece in own else "<unk>" for piece in pieces]
         assert ours.pieces(ours.encode(text)) == known
     assert ours.decode(ours.encode_targets(["WORD"])[0]) == "WORD"
+
+
+def test_added_tokens_of_the_tokenizers_settings_need_no_file(changed: Path) -> None:
+    """The library reads no added_tokens.json beside such settings."""
+    expected = read_added_tokens(changed)
+    assert set(expected.cut) == {*ADDED}
+    (changed / "added_tokens.json").unlink()
+    assert read_added_tokens(changed) == expected
+
+
+def test_special_added_tokens_are_cut_and_decode_to_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    # One of them is a piece already.
+    theirs = save_padded(folder, ["WORD"], ["<ent>", ">>deu<<"])
+    import_model(folder, tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    ours = checkpoint.tokenizer
+    for text in ("The <ent> runs to<ent>WORD.", "a >>deu<< dog", ">>deu<< a dog"):
+        ids = theirs(text, add_special_tokens=False).input_ids
+        names = theirs.convert_ids_to_tokens(ids)
+        assert ours.pieces(ours.encode(text)) == [
+            n.replace("\u2581", " ") for n in names
+        ]
+        expected = theirs.decode(ids, skip_special_tokens=True)
+        assert ours.decode(ours.encode(text)) == " ".join(expected.split())
+    to_marian.export(checkpoint, tmp_path / "back", SENTENCES)
+    import_model(tmp_path / "back", tmp_path / "again", SENTENCES)
+    assert load_model(tmp_path / "again").tokenizer == ours
+
+
+def test_special_tokens_of_older_folders_are_read(folder: Path) -> None:
+    """Such folders have other files, and no `added_tokens_decoder`."""
+    folders.change_settings(
+        folder / "tokenizer_config.json", added_tokens_decoder="left out"
+    )
+    special = {"additional_special_tokens": [{"content": "<ent>"}, ">>deu<<", "<no>"]}
+    (folder / "special_tokens_map.json").write_text(json.dumps(special))
+    size = len(json.loads((folder / "vocab.json").read_text()))
+    (folder / "added_tokens.json").write_text(
+        json.dumps({"<ent>": size, "W": size + 1})
+    )
+    found = read_added_tokens(folder)
+    assert found.ids == {"<ent>": size, "W": size + 1}
+    assert set(found.cut) == {"<ent>", "W", ">>deu<<"}
+    assert set(found.silent) == {"<ent>", ">>deu<<"}
+
+
+def test_a_special_token_without_an_id_is_text(folder: Path, tmp_path: Path) -> None:
+    special = {"extra_special_tokens": ["dog"]}
+    folders.change_settings(folder / "tokenizer_config.json", **special)
+    import_model(folder, tmp_path / "model", SENTENCES)
+    ours = load_model(tmp_path / "model").tokenizer
+    assert ours.decode(ours.encode(SENTENCES[0])) == SENTENCES[0]
+
+
+@pytest.mark.parametrize(
+    ("added", "error", "said"),
+    [
+        ([], CheckpointError, "`added_tokens_decoder` must give a token for each id"),
+        ({"x": {"content": "W"}}, CheckpointError, "must give a token for each id"),
+        ({"9": {"content": 5}}, CheckpointError, "must give a token for each id"),
+        ({"9": {"content": "W"}}, CheckpointError, "on to one token each, but does"),
+        (
+            {"9": {"content": "W", "single_word": True}}, RequestError,
+            "must have no `single_word`, but has for 'W'; set it to false there",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_added_tokens_that_cannot_be_read_are_refused(
+    folder: Path, added: object, error: type, said: str
+) -> None:
+    path = folder / "tokenizer_config.json"
+    folders.change_settings(path, added_tokens_decoder=added)
+    with pytest.raises(error, match=f"^{path}: .*{said}"):
+        read_added_tokens(folder)
 
 
 def test_beams_equal_those_of_hugging_face_without_the_unused_rows(

@@ -163,6 +163,21 @@ def test_an_added_token_without_text_has_no_id() -> None:
     assert damaged.unknown not in damaged.encode("the dog")
 
 
+def test_a_silent_token_is_read_but_not_written(tmp_path):
+    plain = tokenizer()
+    piece = plain.vocabulary[-1]
+    silent = replace(plain, added=(piece,), silent=(piece,))
+    ids = [*silent.encode("the dog"), len(plain.vocabulary) - 1]
+    assert silent.encode(piece) == ids[-1:]
+    assert silent.decode(ids) == silent.decode(ids[:-1]) == "the dog"
+    silent.save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "tokenizer.json") == silent
+    assert silent.without([piece]).silent == ()
+    content = {**json.loads(silent.json()), "silent": ["absent"]}
+    with pytest.raises(ValueError, match="silent tokens must be in the vocabulary"):
+        SentencePieceTokenizer.from_content(content)
+
+
 def test_the_code_of_a_language_is_one_piece():
     expected = [*ids_of(">>deu<<"), *tokenizer().encode(" The dog")]
     assert tokenizer().encode(">>deu<< The dog") == expected

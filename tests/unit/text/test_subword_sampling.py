@@ -5,6 +5,7 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain, islice, pairwise, product
 from typing import Any
 
@@ -332,6 +333,17 @@ def test_unknown_pieces_and_tags_are_not_sampled():
     assert all(row.count(unknown) == usual.count(unknown) for row in rows)
     assert {tokenizer.decode(row) for row in rows} == {tokenizer.decode(usual)}
     assert len({tuple(row[row.index(unknown) :]) for row in rows}) > 5
+
+
+def test_added_tokens_that_are_pieces_are_not_sampled():
+    plain = imported()
+    pieces = [piece for piece, _ in plain.source.pieces if "\u2581" not in piece]
+    added = max(pieces, key=len)
+    tokenizer = replace(plain, added=(added,))
+    usual = tokenizer.encode(f"the {added}")
+    assert usual[-1] == tokenizer.vocabulary.index(added)
+    sampler = UnigramSampler(tokenizer, tokenizer.source, 0.0)
+    assert {row[-1] for row in sampled(sampler, [usual] * 20)} == {usual[-1]}
 
 
 @pytest.mark.parametrize("make", [by_hand, imported])
