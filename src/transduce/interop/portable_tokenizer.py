@@ -42,6 +42,7 @@ from transduce.text.tokenizer import (
     byte_pair_tokenizer,
 )
 from transduce.text.vocabulary import (
+    BOS,
     BYTE_PIECES,
     EOS,
     NUM_RESERVED,
@@ -143,6 +144,8 @@ def write_files(
         target_vocab_file=str(folder / TARGET_VOCABULARY) if has_two else None,
         separate_vocabs=has_two,
         unk_token=UNKNOWN,
+        # The start of a target, which the library leaves out of a text only if named.
+        bos_token=SPECIAL_PIECES[BOS],
         eos_token=SPECIAL_PIECES[EOS],
         pad_token=SPECIAL_PIECES[PAD],
         # A user's "</s>" is text, except beside added tokens, which would be so too.
