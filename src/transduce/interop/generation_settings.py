@@ -120,7 +120,10 @@ def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     min_length = _whole_or(content, "min_new_tokens", path, min_length)
     max_length = _whole_or(content, "max_length", path, 0) - 1
     max_length = _whole_or(content, "max_new_tokens", path, max_length)
-    max_length -= _forces_end(content)
+    if _forces_end(content):
+        max_length -= 1
+        # The library forces the end token even where a minimum excludes it.
+        min_length -= min_length == max_length
     found: dict[str, Any] = {"min_length": min_length} if min_length else {}
     return {**found, "max_length": max_length} if max_length > 0 else found
 
@@ -236,7 +239,10 @@ def _ids_of_words(folder: Path, content: Mapping[str, object]) -> list[int]:
     special = [each if isinstance(each, int) else -1 for each in found]
     names, path = ("bad_words_ids", "suppress_tokens"), _file(folder)
     words = chain.from_iterable(_excluded(content, name, path) for name in names)
-    return [*special, *(i for i in chain.from_iterable(words) if i not in special)]
+    size = model.get("vocab_size", MAX_WHOLE)
+    known = range(size if isinstance(size, int) else MAX_WHOLE)
+    others = (i for i in chain.from_iterable(words) if i in known and i not in special)
+    return [*special, *others]
 
 
 def _special_words(

@@ -42,6 +42,10 @@ def folder_of(folder: Path, **settings: object) -> Path:
         ({"max_length": 40, "max_new_tokens": 20}, {"max_length": 20}),
         ({"max_length": 40, "forced_eos_token_id": 0}, {"max_length": 38}),
         ({"max_new_tokens": 20, "forced_eos_token_id": [0]}, {"max_length": 19}),
+        (
+            {"min_length": 9, "max_length": 10, "forced_eos_token_id": 0},
+            {"min_length": 7, "max_length": 8},
+        ),
         ({"length_penalty": 0.6, "early_stopping": True}, {"length_penalty": 0.6}),
         ({"early_stopping": "never"}, {"patience": None}),
         ({"early_stopping": False}, {"patience": None}),
@@ -144,10 +148,10 @@ def test_a_list_of_one_id_is_that_id(tmp_path: Path, forced: object) -> None:
 def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
     settings = {
         "do_sample": False, "forced_eos_token_id": 0, "renormalize_logits": True,
-        "bad_words_ids": [[9]], "max_length": 512, "guidance_scale": 1,
+        "bad_words_ids": [[9], [10]], "max_length": 512, "guidance_scale": 1,
     }  # fmt: skip
     (tmp_path / "config.json").write_text(
-        '{"pad_token_id": 9, "decoder_start_token_id": 9}'
+        '{"pad_token_id": 9, "decoder_start_token_id": 9, "vocab_size": 10}'
     )
     assert differing_settings(folder_of(tmp_path, **settings)) == []
 
