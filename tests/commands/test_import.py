@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from marian_folder import change_settings
 from transduce.errors import missing_package
 from transduce.interop.marian_import import import_model
 
@@ -67,6 +68,18 @@ def test_the_heads_of_an_imported_model_are_surveyed(
     # Its vocabulary has gaps.
     refusal = refuses("heads", imported, "--out", tmp_path / "no", "--sentences", 2)
     assert refusal.startswith("The model's tokenizer must cover the words")
+
+
+def test_a_failed_proof_names_the_folder(
+    refuses: Callable[..., str], marian_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "marian"
+    shutil.copytree(marian_folder, folder)
+    change_settings(folder / "tokenizer_config.json", eos_token="other")
+    assert refuses("import", folder, "--out", tmp_path / "model").startswith(
+        f"{folder}: Both tokenizers must give the same ids and text, but do not for"
+    )
+    assert not (tmp_path / "model").exists()
 
 
 @pytest.mark.parametrize(

@@ -62,22 +62,26 @@ def import_(
     sentences = proof_sentences(sample, languages.source)
     with packages_for("Import", "export"):
         from transduce.interop import marian_npz_import
+        from transduce.interop.export import ProofError
 
-        if is_of_marian:
-            proof = marian_npz_import.import_marian(
-                folder, out, sentences, languages, overwrite=force
-            )
-            differing = marian_npz_import.differing_options(folder)
-        else:
-            # Only here, as it takes seconds.
-            from transduce.interop import marian_import
-            from transduce.interop.generation_settings import differing_settings
+        try:
+            if is_of_marian:
+                proof = marian_npz_import.import_marian(
+                    folder, out, sentences, languages, overwrite=force
+                )
+                differing = marian_npz_import.differing_options(folder)
+            else:
+                # Only here, as it takes seconds.
+                from transduce.interop import marian_import
+                from transduce.interop.generation_settings import differing_settings
 
-            found = marian_import.import_model(
-                folder, out, sentences, languages, overwrite=force
-            )
-            proof = f"Proof: {found}"
-            differing = differing_settings(folder)
+                found = marian_import.import_model(
+                    folder, out, sentences, languages, overwrite=force
+                )
+                proof = f"Proof: {found}"
+                differing = differing_settings(folder)
+        except ProofError as error:
+            raise ProofError(f"{folder}: {error}") from None
         for each in differing:
             warn(each)
     print(f"The model is in {out}.")
