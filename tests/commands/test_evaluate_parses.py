@@ -59,13 +59,55 @@ def test_gold_tags_decide_which_tokens_are_punctuation(
     assert printed == succeeds("evaluate-parses", folder / "gold", folder / "parses")
 
 
+def test_gold_tags_are_not_the_remedy_where_they_are_in_use(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    (folder / "bare").write_text(BARE.replace("I)", "you)"), encoding="utf-8")
+    files = ("evaluate-parses", folder / "gold", folder / "bare", "--gold-tags")
+    assert refuses(*files).endswith("of the gold tree (--allow-dropped accepts it).")
+
+
+def test_gold_tags_are_taken_where_both_trees_have_traces(
+    succeeds: Callable[..., str], folder: Path
+) -> None:
+    parses = GOLD.replace("(. .)", "(XX .)").replace("-NONE-", "XX")
+    (folder / "parses").write_text(parses, encoding="utf-8")
+    files = ("evaluate-parses", folder / "gold", folder / "parses", "--gold-tags")
+    found = json.loads(succeeds(*files, "--json"))
+    assert (found["all"]["valid"], found["all"]["f1"]) == (2, 100)
+
+
+def test_sentences_of_punctuation_alone_are_skipped_and_nothing_is_missing(
+    command: Callable[..., Any], folder: Path
+) -> None:
+    (folder / "gold").write_text(f"{GOLD}(TOP (FRAG (: ...)))\n", encoding="utf-8")
+    outcome = command("evaluate-parses", folder / "gold", folder / "gold", "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    figures = json.loads(outcome.out)["all"]
+    assert (figures["valid"], figures["skipped"], figures["f1"]) == (2, 1, 100)
+
+
+def test_messages_name_standard_input(
+    refuses: Callable[..., str], folder: Path
+) -> None:
+    gold = folder / "gold"
+    for stdin, message in (
+        (b"(S", "standard input:1:1: a tree must close"),
+        (b"(S (A a))", "standard input: there must be as many trees as in"),
+        (GOLD.replace("dog", "cat").encode(), "standard input, tree 1: `cat` for"),
+    ):
+        assert refuses("evaluate-parses", gold, "-", stdin=stdin).startswith(message)
+    said = refuses("evaluate-parses", "-", gold, stdin=b"(S (A a))")
+    assert "as in standard input, and at least one" in said
+
+
 def test_a_word_that_differs_is_named_also_where_no_tag_marks_punctuation(
     refuses: Callable[..., str], folder: Path
 ) -> None:
     text = BARE.replace("dog", "cat")
     (folder / "bare").write_text(text, encoding="utf-8")
     files = ("evaluate-parses", folder / "gold", folder / "bare", "--gold-tags")
-    assert "bare:1: `cat` for `dog`; 1 of 2 sentences are not" in refuses(*files)
+    assert "bare:1: `cat` for `dog`; 1 of 2 sentences is not" in refuses(*files)
 
 
 def test_a_normalised_root_is_not_counted(
@@ -96,7 +138,7 @@ def test_a_dropped_sentence_is_printed_and_fails_unless_it_is_allowed(
     refused, allowed = command(*files), command(*files, "--allow-dropped")
     assert (refused.code, allowed.code) == (2, 0)
     assert refused.err == (
-        f"transduce: {place}; 1 of 2 sentences are not scored, as their words are "
+        f"transduce: {place}; 1 of 2 sentences is not scored, as its words are "
         "not those of the gold tree (--gold-tags takes punctuation from the gold tree, "
         "--allow-dropped accepts it).\n"
     )

@@ -10,11 +10,11 @@ from cyclopts import Parameter
 from transduce.cli.files import Files
 from transduce.cli.lines import require_no_search, search_of
 from transduce.cli.terminal import print_json, warn
-from transduce.data.treebank import before_number, read_both, read_treebank
+from transduce.data.treebank import before_number, read_both, read_gold
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
-from transduce.errors import ConfigError, DataError, neither_or_both
+from transduce.errors import ConfigError, DataError, counted, neither_or_both
 from transduce.trees.bracket_f1 import (
     BracketScore,
     bracket_f1,
@@ -111,7 +111,7 @@ def evaluate_parses(
         require_no_search(options, "--model instead of predicted trees")
         score = _score_of_files(gold, predicted, normalize, gold_tags)
         _print(score, {}, json_output)
-        _refuse_dropped(score, predicted, allow_dropped)
+        _refuse_dropped(score, predicted, allow_dropped, gold_tags)
     elif model is not None and predicted is None:
         if normalize or gold_tags or allow_dropped:
             raise ConfigError(
@@ -119,7 +119,7 @@ def evaluate_parses(
                 "but --model is given; leave them out: a model's trees are normalized "
                 "and have the gold tree's words and tags."
             )
-        trees = read_treebank([gold])
+        trees = read_gold(gold)
         translator = load(
             model,
             *ensemble,
@@ -168,15 +168,21 @@ def _print(score: BracketScore, mending: Mapping[str, Any], json_output: bool) -
         )
 
 
-def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -> None:
-    """Raise `DataError` for sentences that are not scored, or warn about each."""
+def _refuse_dropped(
+    score: BracketScore, predicted: Path, allow_dropped: bool, gold_tags: bool
+) -> None:
+    """Raise `DataError` for sentences with other words, or warn about each."""
     place = before_number(predicted, len(score.sentences))
     dropped = [f"{place}{fault}" for fault in _faults(score)]
     if dropped and not allow_dropped:
+        dropping = "are not scored, as their words"
+        if len(dropped) == 1:
+            dropping = "is not scored, as its words"
+        tags = "" if gold_tags else "--gold-tags takes punctuation from the gold tree, "
         raise DataError(
-            f"{dropped[0]}; {len(dropped):,} of {len(score.sentences):,} sentences are "
-            "not scored, as their words are not those of the gold tree (--gold-tags "
-            "takes punctuation from the gold tree, --allow-dropped accepts it)."
+            f"{dropped[0]}; {len(dropped):,} of "
+            f"{counted(len(score.sentences), 'sentence')} {dropping} are not those of "
+            f"the gold tree ({tags}--allow-dropped accepts it)."
         )
     for fault in dropped:
         warn(f"{fault}; the sentence is not scored.")
@@ -184,5 +190,5 @@ def _refuse_dropped(score: BracketScore, predicted: Path, allow_dropped: bool) -
 
 def _faults(score: BracketScore) -> Iterator[str]:
     for number, sentence in enumerate(score.sentences, start=1):
-        if sentence.status != "valid":
+        if sentence.fault:
             yield f"{number}: {sentence.fault}"

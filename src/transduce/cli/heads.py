@@ -22,7 +22,7 @@ from transduce.errors import ConfigError
 from transduce.files import require_new_folder
 from transduce.grammar.corpus import held_out_trees
 from transduce.settings import require_between
-from transduce.text.corpus import SentencePair, read_pairs, require_text
+from transduce.text.corpus import SentencePair, name_of, read_pairs, require_text
 from transduce.trees.trees import Tree, normalized
 
 MAX_SENTENCES = 1_000_000
@@ -97,7 +97,8 @@ def heads(
                 ]
                 annotated = survey_annotated(translator, spoken)
         survey = survey_heads(translator, corpus, status.update)
-    where = str([*source, *trees, "the built-in corpus"][0])
+    files = [*source, *trees]
+    where = name_of(files[0]) if files else "the built-in corpus"
     figures = asdict(survey) | (asdict(annotated) if annotated else {})
     report = as_report(survey, annotated, str(model), where, unit_of(translator))
     finish_report(report, figures, out, "heads", overwrite=force)

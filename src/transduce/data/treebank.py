@@ -25,6 +25,7 @@ from transduce.data.prepared_corpus import (
 from transduce.errors import ConfigError, DataError
 from transduce.settings import convert_and_check, require_between
 from transduce.text.corpus import (
+    name_of,
     read_lines,
     read_text,
     require_one_standard_input,
@@ -289,12 +290,29 @@ def hold_out_trees(
 
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:
-    """Read the trees of all files, normalized; `DataError` if there is none."""
+    """Read the trees of all files, normalized, without those of traces alone.
+
+    Raises `DataError` if there is none.
+    """
     require_one_standard_input(paths)
-    trees = [tree for path in paths for tree in _trees(path)]
-    if not trees:
-        raise DataError(f"{paths[0]}: a treebank must have a tree, but has none.")
+    trees = [tree for path in paths for tree in _trees(path) if tree.leaves]
+    _require_trees(trees, paths[0])
     return trees
+
+
+def read_gold(path: Path) -> list[Tree]:
+    """Read trees to be scored against, normalized; `NOTHING` for one of traces alone.
+
+    Raises `DataError` if no tree has words.
+    """
+    trees = list(_trees(path))
+    _require_trees([tree for tree in trees if tree.leaves], path)
+    return trees
+
+
+def _require_trees(trees: Sequence[Tree], path: Path) -> None:
+    if not trees:
+        raise DataError(f"{name_of(path)}: a treebank must have a tree, but has none.")
 
 
 def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
@@ -305,15 +323,17 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
     """
     require_one_standard_input([gold, predicted])
     gold_trees, trees = (
-        list(read_parses(read_text([path]), str(path))) for path in (gold, predicted)
+        list(read_parses(read_text([path]), name_of(path)))
+        for path in (gold, predicted)
     )
     if len(trees) != len(gold_trees) or not trees:
         hint = ""
         if any(not tree.leaves for tree in (*gold_trees, *trees)):
             hint = "; a blank line or `(TOP)` counts as a sentence without a parse"
         raise DataError(
-            f"{predicted}: there must be as many trees as in {gold}, and at least one, "
-            f"but there are {len(trees):,} for {len(gold_trees):,}{hint}."
+            f"{name_of(predicted)}: there must be as many trees as in {name_of(gold)}, "
+            f"and at least one, but there are {len(trees):,} for {len(gold_trees):,}"
+            f"{hint}."
         )
     return gold_trees, trees
 
@@ -326,13 +346,11 @@ def before_number(path: Path, num_trees: int) -> str:
     is_one_a_line = path.is_file() and (  # a pipe cannot be read again
         sum(1 for _ in read_lines(path)) == num_trees
     )
-    return f"{path}:" if is_one_a_line else f"{path}, tree "
+    return f"{path}:" if is_one_a_line else f"{name_of(path)}, tree "
 
 
 def _trees(path: Path) -> Iterator[Tree]:
-    for tree in map(normalized, read_trees(read_text([path]), str(path))):
-        if tree.leaves:
-            yield tree
+    return map(normalized, read_trees(read_text([path]), name_of(path)))
 
 
 def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) -> Path:

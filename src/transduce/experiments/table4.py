@@ -5,17 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transduce.data.treebank import before_number, read_both, read_treebank
+from transduce.data.treebank import before_number, read_both, read_gold
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
 from transduce.errors import DataError
 from transduce.report.report import Column, Report, Section, Table, columns
+from transduce.text.corpus import name_of
 from transduce.trees.bracket_f1 import (
     BracketFigures,
     bracket_f1,
     with_tags_of,
 )
-from transduce.trees.trees import normalized
+from transduce.trees.trees import Tree, normalized
 
 Setting = Literal["WSJ only", "semi-supervised"]
 """Training data of the paper's parser."""
@@ -96,25 +97,33 @@ def our_rows(
         None if predicted.is_dir() else our_parses(setting, gold, predicted)
         for setting, gold, predicted in given
     ]
+    gold_trees = dict[Path, list[Tree]]()  # read once, as a file may be a pipe
     for _, gold, predicted in given:
         if predicted.is_dir():
-            read_treebank([gold])
+            if gold not in gold_trees:
+                gold_trees[gold] = read_gold(gold)
             load(predicted, device=device).parser()
     return tuple(
-        our_parser(setting, gold, predicted, device) if row is None else row
+        our_parser(setting, gold, gold_trees[gold], predicted, device)
+        if row is None
+        else row
         for row, (setting, gold, predicted) in zip(rows_of_files, given, strict=True)
     )
 
 
-def our_parser(setting: Setting, gold: Path, model: Path, device: str) -> OurRow:
-    """Parse the sentences of the gold trees with a run or a model by its own search."""
-    trees = read_treebank([gold])
+def our_parser(
+    setting: Setting, gold: Path, trees: Sequence[Tree], model: Path, device: str
+) -> OurRow:
+    """Parse the sentences of the gold trees with a run or a model by its own search.
+
+    `gold` is the file of the trees.
+    """
     translator = load(model, device=device)
     parser = translator.parser()
     found = score_parses(trees, list(parser.parse_stream(tree.words for tree in trees)))
     return OurRow(
         setting=setting,
-        gold=str(gold),
+        gold=name_of(gold),
         predicted=str(model),
         figures=found.brackets.all,
         mended=found.mended,
@@ -129,15 +138,15 @@ def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
     )
     score = bracket_f1(gold_trees, list(map(with_tags_of, gold_trees, trees)))
     for number, sentence in enumerate(score.sentences, start=1):
-        if sentence.status != "valid":
+        if sentence.fault:
             raise DataError(
                 f"{before_number(predicted, len(trees))}{number}: a tree must have the "
                 f"words of the gold tree, but: {sentence.fault}."
             )
     return OurRow(
         setting=setting,
-        gold=str(gold),
-        predicted=str(predicted),
+        gold=name_of(gold),
+        predicted=name_of(predicted),
         figures=score.all,
         mended=None,
     )

@@ -105,7 +105,7 @@ def read_lines(path: Path) -> Iterator[Line]:
     """Yield the raw lines of a plain or gzip file; `-` is standard input."""
     is_standard = path == STANDARD_INPUT
     file = standard_input() if is_standard else None
-    path = Path("standard input") if is_standard else path
+    path = Path(name_of(path))
     try:
         # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
@@ -121,6 +121,11 @@ def read_lines(path: Path) -> Iterator[Line]:
     except OSError as error:
         what = "" if is_standard else "the file "
         raise DataError(f"{path}: {what}cannot be read ({error.strerror}).") from None
+
+
+def name_of(path: Path) -> str:
+    """Return a file's name in messages: "standard input" for `-`."""
+    return "standard input" if path == STANDARD_INPUT else str(path)
 
 
 def _require_no_archive(beginning: bytes, path: Path) -> None:

@@ -37,7 +37,8 @@ class SentenceCounts:
     status: Status = "valid"
     """error: the words differ from the gold tree's; skip: there are none."""
     fault: str = ""
-    """Reason why the sentence is dropped."""
+    """Reason why the sentence is dropped; empty if nothing of it is ever compared, as
+    with punctuation alone."""
     matched: int = 0
     """Number of brackets that both trees have."""
     gold: int = 0
@@ -128,12 +129,15 @@ def bracket_f1(gold: Sequence[Tree], predicted: Sequence[Tree]) -> BracketScore:
 def with_tags_of(gold: Tree, predicted: Tree) -> Tree:
     """Return the predicted tree with the gold tags, if both have the same words.
 
-    EVALB finds punctuation by its tags, which a parser without tags does not write.
+    EVALB finds punctuation by its tags, which a parser without tags does not write. The
+    predicted tree may have all traces of the gold tree, or others, which are removed.
     """
-    spoken = without_traces(gold)
-    if spoken.words != predicted.words:
+    if gold.words == predicted.words:
+        return replace(predicted, leaves=gold.leaves)
+    gold, spoken = without_traces(gold), without_traces(predicted)
+    if gold.words != spoken.words:
         return predicted
-    return replace(predicted, leaves=spoken.leaves)
+    return replace(spoken, leaves=gold.leaves)
 
 
 def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
@@ -144,7 +148,7 @@ def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
     if fault and found.leaves and len(expected.leaves) != len(found.leaves):
         # Where one tree has other tags for punctuation, the numbers say little.
         fault = _different_word(_spoken(gold), _spoken(predicted)) or fault
-    if fault:
+    if fault or not found.leaves:
         status: Status = "error" if found.leaves else "skip"
         return SentenceCounts(length=length, status=status, fault=fault)
     matches = Counter(expected.brackets) & Counter(found.brackets)
@@ -187,7 +191,7 @@ def _same(label: str) -> str:
 
 
 def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
-    if not found:
+    if expected and not found:
         return "no words"
     if len(expected) != len(found):
         return f"{counted(len(found), 'word')} for {len(expected)}"

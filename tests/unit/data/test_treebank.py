@@ -17,6 +17,7 @@ from transduce.data.treebank import (
     TreebankFiles,
     augmented,
     prepare_treebank,
+    read_gold,
     read_treebank,
 )
 from transduce.errors import ConfigError, DataError
@@ -249,6 +250,17 @@ def test_a_treebank_without_a_tree_is_refused(tmp_path: Path, content: str) -> N
     (tmp_path / "empty").write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match="empty: a treebank must have a tree, but has"):
         read_treebank([tmp_path / "empty"])
+    with pytest.raises(DataError, match="empty: a treebank must have a tree, but has"):
+        read_gold(tmp_path / "empty")
+
+
+def test_a_gold_tree_of_traces_alone_keeps_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "gold"
+    path.write_text("(S (A a))\n( (-NONE- *) )\n(S (B b))\n", encoding="utf-8")
+    one, other = read_treebank([path])
+    first, empty, last = read_gold(path)
+    assert (first, last) == (one, other)
+    assert empty.leaves == ()
 
 
 @pytest.mark.usefixtures("unchecked_types")

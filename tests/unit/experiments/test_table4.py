@@ -1,9 +1,12 @@
 """Table 4: the paper's rows and ours."""
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from transduce.data.treebank import read_gold
+from transduce.decoding.parser import Parse
 from transduce.errors import DataError
 from transduce.experiments.table4 import (
     PAPER_ROWS,
@@ -13,6 +16,9 @@ from transduce.experiments.table4 import (
     our_rows,
 )
 from transduce.report.report import Table
+from transduce.search_config import SearchConfig
+from transduce.trees.linearization import STYLES, delinearize
+from transduce.trees.trees import Tree
 
 GOLD = """\
 (TOP (S (NP (DT the) (NN dog)) (VP (VBZ barks)) (. .)))
@@ -60,6 +66,41 @@ def test_trees_over_other_words_are_refused(gold: Path, parses: Path) -> None:
     parses.write_text(PARSES.replace("run", "ran"), encoding="utf-8")
     with pytest.raises(DataError, match="parses:2: a tree must have the words of the"):
         our_parses("WSJ only", gold, parses)
+
+
+def test_a_sentence_of_punctuation_alone_is_not_refused(tmp_path: Path) -> None:
+    path = tmp_path / "trees"
+    path.write_text(f"{GOLD}(TOP (FRAG (: ...)))\n", encoding="utf-8")
+    figures = our_parses("WSJ only", path, path).figures
+    assert (figures.f1, figures.valid, figures.skipped) == (100, 2, 1)
+
+
+def test_a_file_of_gold_trees_is_read_once_for_all_models(
+    gold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model:
+        search = SearchConfig()
+
+        def parser(self) -> "Model":
+            return self
+
+        def parse_stream(self, sentences: Iterable[Sequence[str]]) -> Iterator[Parse]:
+            for words in sentences:
+                tree, repairs = delinearize([], words, STYLES["xx"])
+                yield Parse(tree=tree, repairs=repairs, score=0.0)
+
+    monkeypatch.setattr("transduce.experiments.table4.load", lambda *_, **__: Model())
+    read: list[Path] = []
+
+    def read_and_note(path: Path) -> list[Tree]:
+        read.append(path)
+        return read_gold(path)
+
+    monkeypatch.setattr("transduce.experiments.table4.read_gold", read_and_note)
+    one, two = our_rows([("WSJ only", gold, tmp_path)] * 2, "cpu")
+    assert one == two
+    assert (one.figures.valid, one.mended) == (2, 100)
+    assert read == [gold]
 
 
 def test_a_refused_tree_of_several_lines_is_named_by_number(

@@ -199,8 +199,10 @@ def test_tags_are_compared_whole_where_words_are(
         ("(S (A a))", "(())", "skip", "no words"),
         ("(S (A a))", "(S (. .))", "skip", "no words"),
         ("(S (A a))", "(TOP a)", "skip", "no words"),
-        ("(S (. .))", "(S (. .))", "skip", "no words"),
-        ("", "", "skip", "no words"),
+        # Nothing of these is compared, whatever the tree.
+        ("(S (. .))", "(S (. .))", "skip", ""),
+        ("(S (. .))", "", "skip", ""),
+        ("", "", "skip", ""),
     ],
 )
 def test_a_sentence_with_other_words_is_dropped(
@@ -299,6 +301,17 @@ def test_each_gold_tree_needs_a_predicted_one(
         ("(S (A a) (-NONE- 0) (. .))", "(NP (XX a) (XX .))", "(NP (A a) (. .))"),
         ("(S (A a) (. .))", "(NP (XX a))", "(NP (XX a))"),
         ("(S (A a))", "(NP (XX b))", "(NP (XX b))"),
+        # The predicted tree may have traces as well, the same or others.
+        (
+            "(S (-NONE- *) (A a) (. .))",
+            "(NP (XX *) (XX a) (XX .))",
+            "(NP (-NONE- *) (A a) (. .))",
+        ),
+        (
+            "(S (-NONE- *) (A a) (. .))",
+            "(NP (X (-NONE- 0)) (XX a) (XX .))",
+            "(NP (A a) (. .))",
+        ),
     ],
 )
 def test_gold_tags_replace_predicted_ones_by_word(
