@@ -18,7 +18,7 @@ from transduce.cli import main
 from transduce.grammar.corpus import training_trees
 from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
-from transduce.trees.trees import Tree, parse_tree, read_trees
+from transduce.trees.trees import Tree, indented, parse_tree, read_trees
 
 SETTINGS = (
     "model.num_layers=1",
@@ -399,6 +399,55 @@ def test_a_translator_does_not_parse(
     )
     assert refuses("parse", model, stdin=b"a\n") == message
     assert refuses("evaluate-parses", trees, "--model", model) == message
+
+
+@pytest.mark.parametrize("options", [(), ("--tokenized",)], ids=str)
+@pytest.mark.parametrize("is_indented", [False, True])
+def test_trees_in_brackets_are_not_parsed_as_words(
+    refuses: Callable[..., str],
+    parser: Path,
+    tmp_path: Path,
+    options: tuple[str, ...],
+    is_indented: bool,
+) -> None:
+    text = indented(TREES[0]) if is_indented else str(TREES[0])
+    (tmp_path / "in").write_text(f"\n{text}\n", encoding="utf-8")
+    files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    message = "text must be sentences, but these are trees in brackets; remove"
+    said = refuses("parse", parser, *SEARCH, *options, *files)
+    assert said.startswith(f"{tmp_path}/in: {message}")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]
+    said = refuses("parse", parser, *SEARCH, *options, stdin=f"{text}\n".encode())
+    assert said.startswith(f"standard input: {message}")
+
+
+def test_a_sentence_in_brackets_is_parsed(
+    succeeds: Callable[..., str], parser: Path
+) -> None:
+    line = succeeds("parse", parser, *SEARCH, stdin=b"((see below))\n").rstrip("\n")
+    assert parse_tree(line).words == (
+        "-LRB-", "-LRB-", "see", "below", "-RRB-", "-RRB-"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("language", "options", "is_warned"),
+    [("de", (), True), ("de", ("--tokenized",), False), ("en-GB", (), False)],
+)
+def test_raw_text_of_another_language_is_cut_with_a_warning(
+    command: Callable[..., Any],
+    parser: Path,
+    tmp_path: Path,
+    language: str,
+    options: tuple[str, ...],
+    is_warned: bool,
+) -> None:
+    model = replace(load_model(find_model(parser)), source_language=language)
+    save_model(model, tmp_path / "model")
+    outcome = command("parse", tmp_path / "model", *options, stdin=b"Es ist so .\n")
+    assert outcome.code == 0
+    assert outcome.err.startswith("Warning: the parser reads German, but") == is_warned
+    assert outcome.err.count("\n") == is_warned
 
 
 @pytest.mark.parametrize("side", ["--input", None])

@@ -23,9 +23,20 @@ from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse
 from transduce.decoding.translations import Pace
 from transduce.decoding.translator import interdependent_lines, load
+from transduce.errors import DataError
 from transduce.model_folder import model_sum
+from transduce.text.corpus import STANDARD_INPUT, name_of
+from transduce.text.languages import best_match, english_name
 from transduce.trees.penn_words import penn_words
-from transduce.trees.trees import WORD, Constituent, Leaf, Tree, indented, svg
+from transduce.trees.trees import (
+    WORD,
+    Constituent,
+    Leaf,
+    Tree,
+    indented,
+    read_trees,
+    svg,
+)
 
 
 def parse(
@@ -105,6 +116,7 @@ def parse(
     )
     words_of = WORD.findall if tokenized else penn_words
     source = source_lines(input)
+    lines = _without_trees(source.lines, name_of(input or STANDARD_INPUT))
     translator = load(
         model,
         *ensemble,
@@ -118,6 +130,12 @@ def parse(
         "extra_length": extra_length,
     }
     config, parser = search_of(translator.search, settings), translator.parser()
+    language = translator.source_language
+    if not tokenized and language and not best_match("en", [language]):
+        warn(
+            f"the parser reads {english_name(language)}, but raw text is cut into "
+            "words by English rules; with --tokenized, spaces separate the words."
+        )
     is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
     together = interdependent_lines(translator, with_scores=False)
 
@@ -138,7 +156,7 @@ def parse(
         counted_lines(is_on_screen) as count_line,
     ):
         drawn = list(map(_from_note, out.notes)) if svg_file is not None else []
-        sentences = map(words_of, out.reading(source.lines))
+        sentences = map(words_of, out.reading(lines))
         pace = Pace(windows=source.windows, on_line=count_line)
         parses = parser.parse_stream(
             sentences, config, constrained=constrained, pace=pace
@@ -152,6 +170,34 @@ def parse(
         if svg_file is not None:
             with writer(svg_file, overwrite=force) as file:
                 file.write(svg(drawn))
+
+
+LINES_LOOKED_AT = 100
+"""Number of lines in which a tree is sought."""
+
+
+def _without_trees(lines: Iterable[str], name: str) -> Iterator[str]:
+    """Yield lines of text; `DataError` if they begin with a tree in brackets."""
+    beginning: list[str] = []
+    for line in lines:
+        if len(beginning) < LINES_LOOKED_AT:
+            beginning.append(line)
+            if line.endswith(")") and _begins_with_tree(beginning):
+                raise DataError(
+                    f"{name}: text must be sentences, but these are trees in brackets; "
+                    "remove brackets and tags, or let `transduce evaluate-parses` with "
+                    "--model parse the words of the trees and score the result."
+                )
+        yield line
+
+
+def _begins_with_tree(lines: Iterable[str]) -> bool:
+    """Whether lines begin with a tree of more than one bracket around its words."""
+    try:
+        tree = next(read_trees(lines, "lines"))
+    except (DataError, StopIteration):
+        return False
+    return len(tree.leaves) > 1 or len(tree.constituents) > 1
 
 
 def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:

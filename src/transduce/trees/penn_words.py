@@ -2,9 +2,12 @@
 
 `don't` is `do n't`, quotes are `` and '', brackets -LRB- and -RRB-. A text is one
 sentence: a full stop is parted from its word only at the end, and before a bracket.
+Characters that show nothing, such as zero-width spaces, are left out.
 """
 
 import re
+
+from transduce.text.languages import without_invisible
 
 ADDRESS = re.compile(
     r"""(?ix)
@@ -89,6 +92,7 @@ RULES = tuple((re.compile(pattern), changed) for pattern, changed in ALTERED)
 
 def penn_words(text: str) -> list[str]:
     """Cut a sentence of raw English into words as in the Penn Treebank."""
+    text = without_invisible(text)
     text = text.translate({0x201C: '"', 0x201D: '"', 0x2018: "'", 0x2019: "'"})
     addresses: list[str] = []
 

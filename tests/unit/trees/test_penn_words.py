@@ -12,6 +12,9 @@ from transduce.trees.penn_words import penn_words
     [
         ("", ""),
         ("The dog barks.", "The dog barks ."),
+        # Characters that show nothing
+        ("\ufeffThe\u00ad dog\u200b barks.\u200b", "The dog barks ."),
+        ("\u200b", ""),
         ("They live in the U.S.", "They live in the U.S. ."),
         ('They live "in the U.S."', "They live `` in the U.S. . ''"),
         ("They {in the U.S.} live", "They -LCB- in the U.S. . -RCB- live"),
