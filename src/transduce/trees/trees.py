@@ -331,9 +331,10 @@ def with_root(tree: Tree) -> Tree:
 
 
 INDENT = "  "
-CHARACTER, GAP, LEVEL, MARGIN, BASELINE = 8, 14, 44, 16, 14
-"""Pixels: width of a terminal cell (wide characters take two), gap between words,
-distance of levels, margin around a tree, and height of the text's baseline."""
+CHARACTER, CAPITAL, GAP, LEVEL, MARGIN, BASELINE = 8, 10, 14, 44, 16, 14
+"""Pixels: width of a terminal cell (wide characters take two) in words and in labels,
+gap between words, distance of levels, margin around a tree, and height of the text's
+baseline."""
 SVG_STYLE = (
     "text{font:14px sans-serif;text-anchor:middle;fill:#222}"
     ".label{font-weight:600;fill:#4477aa}.tag{fill:#888}"
@@ -427,11 +428,18 @@ def _laid_out(tree: Tree) -> list[_Node]:
     return phrases + others
 
 
-def _widths(tree: Tree) -> list[int]:
-    return [
-        GAP + CHARACTER * max(cell_len(leaf.word), cell_len(leaf.tag))
+def _widths(tree: Tree) -> list[float]:
+    """Width of each word; the words of a constituent have room for its label."""
+    widths = [
+        float(GAP + CHARACTER * max(cell_len(leaf.word), cell_len(leaf.tag)))
         for leaf in tree.leaves
     ]
+    for label, start, end in reversed(tree.constituents):
+        lacking = GAP + CAPITAL * cell_len(label) - sum(widths[start:end])
+        if lacking > 0:
+            for i in range(start, end):
+                widths[i] += lacking / (end - start)
+    return widths
 
 
 def _middles(tree: Tree) -> list[float]:

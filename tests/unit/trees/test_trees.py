@@ -1,7 +1,7 @@
 """Bracketed trees are read, written, normalized and drawn; malformed ones reported."""
 
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -387,6 +387,21 @@ def test_wide_characters_have_twice_the_room() -> None:
         for tree, word in zip(trees, ("我" * 9, "n" * 18), strict=True)
     )
     assert wide == narrow
+
+
+def test_labels_beside_each_other_do_not_overlap() -> None:
+    tree = parse_tree(
+        "(S (WHADVP (A so) (A I)) (WHADJP (A ok)) (SBARQ (A a)) (X (A b)))"
+    )
+    row = [
+        (float(element.get("x", "")), element.text or "")
+        for element in drawn([tree])
+        if element.get("class") == "label" and element.text != "S"
+    ]
+    assert len(row) == 4
+    pixels = 10  # of a bold capital letter
+    for (left, one), (right, other) in pairwise(row):
+        assert right - left > pixels * (len(one) + len(other)) / 2
 
 
 def test_deep_trees_are_drawn() -> None:

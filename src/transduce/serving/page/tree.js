@@ -6,10 +6,24 @@ const LEVEL = 46;
 const GAP = 16;
 const MARGIN = 4;
 const CHARACTER = 9;
+const CAPITAL = 11;
 const LINE = 20;
+
+// The width of each word; the words of a phrase have room for its label.
+function widthsOf({ leaves, constituents }) {
+  const widths = leaves.map(({ tag, word }) => GAP + CHARACTER * Math.max(word.length, tag.length));
+  // Inner phrases come after those around them.
+  [...constituents].reverse().forEach(({ label, start, end }) => {
+    const width = widths.slice(start, end).reduce((sum, each) => sum + each, 0);
+    const lacking = Math.max(0, GAP + CAPITAL * label.length - width);
+    for (let i = start; i < end; i += 1) widths[i] += lacking / (end - start);
+  });
+  return widths;
+}
 
 // What is written where: phrases, tags and words, each with what hangs below it.
 function laidOut({ leaves, constituents }) {
+  const widths = widthsOf({ leaves, constituents });
   const phrases = [], others = [], open = [];
   let begun = 0;
   let left = MARGIN;
@@ -24,9 +38,8 @@ function laidOut({ leaves, constituents }) {
       phrases.push(hang({ text: label, kind: "phrase", level: open.length, end, below: [] }));
       open.push(phrases.at(-1));
     }
-    const width = GAP + CHARACTER * Math.max(word.length, tag.length);
-    const x = left + width / 2;
-    left += width;
+    const x = left + widths[i] / 2;
+    left += widths[i];
     const below = { text: word, kind: "leaf", level: open.length + 1, x, below: [] };
     others.push(below, hang({ text: tag, kind: "tag", level: open.length, x, below: [below] }));
   });
