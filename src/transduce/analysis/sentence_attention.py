@@ -442,7 +442,8 @@ def _target_ids(translator: Translator, text: str) -> list[int]:
     if symbols is None:
         (ids,) = translator.tokenizer.encode_targets([text])
     else:
-        line = symbols.target_line(normalized(parse_tree(text)))
+        tree = normalized(parse_tree(text))
+        line = symbols.target_line(tree) if tree.leaves else ""
         (ids,) = symbols.encode_targets([line])
     _require_length(ids, "target")
     return ids

@@ -294,8 +294,9 @@ def _refuse_text(*paths: Path) -> None:
         if (words := _beginning(path).split()) and not words[0].startswith("("):
             raise ConfigError(
                 f"{path}: a treebank must begin with `(`, but begins with "
-                f"`{words[0][:MAX_SHOWN]}`; give text and its translation by --source "
-                f"and --target (--preset {FITTING['translation'][1]})."
+                f"`{words[0][:MAX_SHOWN]}`; remove lines that are no trees, or give "
+                "text and its translation by --source and --target (--preset "
+                f"{FITTING['translation'][1]})."
             )
 
 

@@ -123,6 +123,8 @@ def test_a_parser_reads_a_tree(parsing_checkpoint: Checkpoint) -> None:
     assert found.target_text == "(S (NP XX )NP (VP XX )VP )S"
     with pytest.raises(DataError, match="a tree must begin with `\\(`, but here is"):
         attend(parser, "It is", "It is")
+    with pytest.raises(RequestError, match="The target must have at least one word"):
+        attend(parser, "It is", "(S (NP (-NONE- *)))")
 
 
 def test_a_tree_may_be_far_longer_than_its_sentence(
