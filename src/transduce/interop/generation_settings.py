@@ -116,16 +116,53 @@ def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
 
     The last token before the limit is the end token if the library forces that.
     """
-    min_length = max(_whole_or(content, "min_length", path, 0) - 1, 0)
-    min_length = _whole_or(content, "min_new_tokens", path, min_length)
-    max_length = _whole_or(content, "max_length", path, 0) - 1
-    max_length = _whole_or(content, "max_new_tokens", path, max_length)
-    if _forces_end(content):
-        max_length -= 1
-        # The library forces the end token even where a minimum excludes it.
-        min_length -= min_length == max_length
-    found: dict[str, Any] = {"min_length": min_length} if min_length else {}
-    return {**found, "max_length": max_length} if max_length > 0 else found
+    fewest, most = _new_tokens(content, path)
+    limits: dict[str, Any] = {"min_length": fewest}
+    if most is not None:
+        limits["max_length"] = max(most, 1)
+        # Contradictory limits are refused as they are. The library accepts a minimum
+        # that equals the limit, also where it forces the end token.
+        if fewest <= most:
+            max_length = max(most - _forces_end(content), 1)
+            limits = {
+                "min_length": min(fewest, max_length - 1),
+                "max_length": max_length,
+            }
+    return {name: limit for name, limit in limits.items() if limit}
+
+
+def _new_tokens(content: Mapping[str, object], path: Path) -> tuple[int, int | None]:
+    """Return the library's limits of the tokens that follow the start.
+
+    The first is a minimum without the end token, the second a maximum with it, or None.
+    """
+    fewest = max(_whole_or(content, "min_length", path, 0) - 1, 0)
+    fewest = _whole_or(content, "min_new_tokens", path, fewest)
+    most = max(_whole_or(content, "max_length", path, 0) - 1, 0)
+    most = _whole_or(content, "max_new_tokens", path, most)
+    names = ("max_length", "max_new_tokens")
+    is_limited = any(content.get(name) is not None for name in names)
+    return fewest, most if is_limited else None
+
+
+def _inexact_lengths(
+    content: Mapping[str, object], path: Path
+) -> Iterator[tuple[str, str]]:
+    """Yield a limit that is not applied as in the library, with what differs."""
+    fewest, most = _new_tokens(content, path)
+    if most is None or fewest > most:
+        return
+    max_length = most - _forces_end(content)
+    if max_length < 1:
+        yield _given(content, "max"), "a translation may have one token here"
+    elif fewest >= max_length:
+        yield _given(content, "min"), "a translation may have one token less here"
+
+
+def _given(content: Mapping[str, object], kind: str) -> str:
+    """Return the name of the minimum or maximum that counts."""
+    name = f"{kind}_new_tokens"
+    return f"{kind}_length" if content.get(name) is None else name
 
 
 def _forces_end(content: Mapping[str, object]) -> bool:
@@ -288,6 +325,7 @@ def differing_settings(folder: Path) -> list[str]:
     ends = (None, _single(content.get("eos_token_id")))
     if _single(content.get("forced_eos_token_id")) not in ends:
         differing["forced_eos_token_id"] = "translations end by the end token only"
+    differing |= dict(_inexact_lengths(content, path))
     ids = _ids_of_words(folder, content)
     differing |= dict(_special_words(content, ids, path))
     has_restrictions = bool(_restrictions(content, ids, path))

@@ -43,9 +43,10 @@ def folder_of(folder: Path, **settings: object) -> Path:
         ({"max_length": 40, "forced_eos_token_id": 0}, {"max_length": 38}),
         ({"max_new_tokens": 20, "forced_eos_token_id": [0]}, {"max_length": 19}),
         (
-            {"min_length": 9, "max_length": 10, "forced_eos_token_id": 0},
+            {"min_length": 8, "max_length": 10, "forced_eos_token_id": 0},
             {"min_length": 7, "max_length": 8},
         ),
+        ({"max_length": 3, "forced_eos_token_id": 0}, {"max_length": 1}),
         ({"length_penalty": 0.6, "early_stopping": True}, {"length_penalty": 0.6}),
         ({"early_stopping": "never"}, {"patience": None}),
         ({"early_stopping": False}, {"patience": None}),
@@ -58,6 +59,34 @@ def test_settings_of_search_are_obeyed(
     folder = folder_of(tmp_path, **settings)
     assert read_search(folder, IDS) == SearchConfig(**{**BEAMS, **expected})
     assert differing_settings(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected", "name"),
+    [
+        ({"min_length": 9, "max_length": 10}, (7, 8), "min_length"),
+        ({"min_length": 10, "max_length": 10}, (7, 8), "min_length"),
+        ({"min_new_tokens": 5, "max_new_tokens": 5}, (3, 4), "min_new_tokens"),
+        (
+            {"min_length": 10, "max_length": 10, "forced_eos_token_id": None},
+            (8, 9),
+            "min_length",
+        ),
+        ({"min_length": 2, "max_length": 2}, (0, 1), "max_length"),
+        ({"max_length": 2}, (0, 1), "max_length"),
+        ({"max_new_tokens": 1}, (0, 1), "max_new_tokens"),
+        ({"max_length": 1, "forced_eos_token_id": None}, (0, 1), "max_length"),
+    ],
+    ids=str,
+)
+def test_limits_that_leave_no_choice_are_kept_up_to_one_token_and_reported(
+    tmp_path: Path, settings: dict, expected: tuple[int, int], name: str
+) -> None:
+    folder = folder_of(tmp_path, **{"forced_eos_token_id": 0, **settings})
+    search = read_search(folder, IDS)
+    assert (search.min_length, search.max_length) == expected
+    [differing] = differing_settings(folder)
+    assert f"`{name}` = {settings[name]} is not applied as in" in differing
 
 
 @pytest.mark.parametrize(
@@ -175,6 +204,11 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
             "must be lists of ids, but one is 7",
         ),
         ({"max_length": 4, "min_length": 9}, RequestError, "`search.max_length` must"),
+        (
+            {"max_length": 4, "min_length": 9, "forced_eos_token_id": 0},
+            RequestError,
+            "`search.max_length` must be at least 9, .*, but is 3; change it there",
+        ),
     ],
     ids=str,
 )
