@@ -53,6 +53,7 @@ from transduce.interop.marian_export import (
     marian_config,
 )
 from transduce.interop.portable_tokenizer import (
+    NAMED_TOKENS,
     SOURCE,
     TARGET,
     TARGET_VOCABULARY,
@@ -117,11 +118,9 @@ EQUAL = {
 """Settings of the decoder, and those of the encoder that they must equal."""
 
 
-NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-"""Special tokens that the library has a name for; in a text they are text here."""
-EXTRA_TOKENS = ("additional_special_tokens", "extra_special_tokens")
+EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
 """Settings with further special tokens: what the library cuts out of a text, and leaves
-out of a translation."""
+out of a translation. It reads the second, an older name, without the first."""
 DECODER_OF_ADDED, SPECIAL_TOKENS = "added_tokens_decoder", "special_tokens_map.json"
 """Setting of a tokenizer with its added tokens, and the place of older folders."""
 
@@ -136,7 +135,9 @@ class AddedTokens(NamedTuple):
     silent: tuple[str, ...]
     """Tokens of `cut` that decode to nothing."""
     named: tuple[str, ...]
-    """Tokens of `ids` that no text has."""
+    """Tokens that are not cut, and decode to nothing; some may be pieces."""
+    path: Path
+    """File that gives the tokens."""
 
 
 class _Vocabularies(NamedTuple):
@@ -201,10 +202,15 @@ def read_settings(folder: Path) -> MarianSettings:
     is_shared, is_tied = (_flag(content, name, path) for name in (SHARED, TIED))
     added = read_added_tokens(folder)
     has_two = _has_two_vocabularies(folder)
-    if has_two and (is_shared or added.ids or added.cut):
+    if has_two and is_shared:
         raise RequestError(
-            f"{path}: a model of two vocabularies must have `{SHARED}` = false and no "
-            f"added tokens, but has not; such a model cannot be imported."
+            f"{path}: a model of two vocabularies must have `{SHARED}` = false, but "
+            "has true; such a model cannot be imported."
+        )
+    if has_two and (tokens := [*added.cut, *added.ids]):
+        raise RequestError(
+            f"{added.path}: a model of two vocabularies must have no added tokens, but "
+            f"has {shown(tokens[0])}; such a model cannot be imported."
         )
     vocab_size = whole(content, "vocab_size", path)
     target_vocab_size = _target_vocab_size(content, path, has_two=has_two)
@@ -375,7 +381,11 @@ def _read_languages(folder: Path) -> LanguagesConfig:
 
 def _tokenizer_settings(folder: Path) -> Mapping[str, object]:
     """Read the settings of the tokenizer; empty if there is no file of them."""
-    path = folder / TOKENIZER
+    return _read_if_there(folder / TOKENIZER)
+
+
+def _read_if_there(path: Path) -> Mapping[str, object]:
+    """Read a JSON object; empty if there is no such file."""
     return read_json(path) if lexists(path) else {}
 
 
@@ -451,32 +461,45 @@ def read_added_tokens(folder: Path) -> AddedTokens:
     Raises `CheckpointError` if they are damaged, `RequestError` if the library cuts
     them in a way that this package lacks.
     """
-    path, settings = folder / ADDED, _tokenizer_settings(folder)
+    settings = _tokenizer_settings(folder)
+    path = folder / TOKENIZER
+    if is_older := DECODER_OF_ADDED not in settings:
+        # The library reads these files only there.
+        settings = {**settings, **_read_if_there(folder / SPECIAL_TOKENS)}
+        older = [folder / name for name in (ADDED, SPECIAL_TOKENS)]
+        path = next(filter(lexists, older), path)
     known = _read_if_sound(folder / VOCABULARY)
-    named = {_content(settings.get(f"{name}_token")) for name in NAMED_TOKENS}
+    named = {_content(settings.get(name)) for name in NAMED_TOKENS} - {""}
     named |= {*SPECIAL_PIECES, UNKNOWN}
-    extra = _extra_tokens(folder, settings)
-    added = {piece: known[piece] for piece in extra if piece in known}
-    if lexists(path):
-        added |= read_json(path)
-    if known and DECODER_OF_ADDED in settings:
-        found = _decoder_of_added(settings[DECODER_OF_ADDED], folder / TOKENIZER)
-        added |= {piece: i for piece, i in found.items() if piece not in named}
+    extra = _extra_tokens(settings)
+    added: dict[str, Any] = {piece: known[piece] for piece in extra if piece in known}
+    if is_older:
+        added |= _read_if_there(folder / ADDED)
+    elif known:
+        added |= _decoder_of_added(settings[DECODER_OF_ADDED], path)
+    # A named token that is no piece and has no row of the embeddings never occurs.
+    num_rows = _read_if_sound(folder / SETTINGS).get("vocab_size")
+    rows = range(len(known), num_rows if isinstance(num_rows, int) else 0)
+    added = {
+        piece: i
+        for piece, i in added.items()
+        if piece not in named or (isinstance(i, int) and i in rows)
+    }
     new = {piece: i for piece, i in added.items() if known.get(piece) != i}
     first = len(known)
     expected = list(range(first, first + len(new)))
     if sorted(map(repr, new.values())) != sorted(map(repr, expected)):
-        place = path if lexists(path) else folder / TOKENIZER
         raise CheckpointError(
-            f"{place}: must give the ids from {first} on to one token each, but does "
+            f"{path}: must give the ids from {first} on to one token each, but does "
             f"not; the file and {VOCABULARY} are of different models."
         )
     cut = tuple(piece for piece in added if piece not in named)
     return AddedTokens(
-        ids={piece: whole(new, piece, path, minimum=0) for piece in new},
+        ids=new,
         cut=cut,
         silent=tuple(piece for piece in cut if piece in extra),
-        named=tuple(piece for piece in new if piece in named),
+        named=tuple(piece for piece in {**known, **new} if piece in named),
+        path=path,
     )
 
 
@@ -499,13 +522,15 @@ def _decoder_of_added(content: object, path: Path) -> dict[str, int]:
     return found
 
 
-def _extra_tokens(folder: Path, settings: Mapping[str, object]) -> list[str]:
-    """Return the special tokens of a tokenizer that the library has no name for."""
-    path = folder / SPECIAL_TOKENS
-    if DECODER_OF_ADDED not in settings and lexists(path):
-        settings = {**settings, **read_json(path)}
-    lists = [settings.get(name) for name in EXTRA_TOKENS]
-    tokens = [_content(token) for each in lists for token in _listed(each)]
+def _extra_tokens(settings: Mapping[str, object]) -> list[str]:
+    """Return the special tokens of a tokenizer other than those of all tokenizers."""
+    lists = (settings[name] for name in EXTRA_TOKENS if settings.get(name))
+    others = (
+        value
+        for name, value in settings.items()
+        if name.endswith("_token") and name not in NAMED_TOKENS
+    )
+    tokens = map(_content, (*_listed(next(lists, [])), *others))
     return [token for token in tokens if token]
 
 
@@ -555,15 +580,17 @@ def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
 def _sentence_pieces(folder: Path, settings: MarianSettings) -> SentencePieceTokenizer:
     source, target = (read_proto(folder / name) for name in (SOURCE, TARGET))
     kinds = {each.piece: each.type for each in (*target.pieces, *source.pieces)}
-    kinds |= dict.fromkeys(settings.added.named, Piece.CONTROL)
+    # Only tokens with the names of this package's own need another name.
+    kinds |= dict.fromkeys({*settings.added.ids} & {*SPECIAL_PIECES}, Piece.CONTROL)
     vocabulary = _vocabulary(folder / VOCABULARY, settings, kinds)
     known = {*vocabulary}
+    textless = {*settings.added.silent, *settings.added.named} - {UNKNOWN}
     tokenizer = SentencePieceTokenizer(
         vocabulary=vocabulary,
         source=unigram_model(source, folder / SOURCE),
         target=unigram_model(target, folder / TARGET),
         added=tuple(piece for piece in settings.added.cut if piece in known),
-        silent=tuple(piece for piece in settings.added.silent if piece in known),
+        silent=tuple(piece for piece in vocabulary[EOS + 1 :] if piece in textless),
     )
     tags = _tokenizer_settings(folder).get(CORPUS_TAGS, [])
     return with_corpus_tags(tokenizer, tags, f"{folder / TOKENIZER}: `{CORPUS_TAGS}`")

@@ -402,8 +402,12 @@ def _write_vocabularies(tokenizer: SentencePieceTokenizer, folder: Path) -> list
 
 def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
     """Return the pieces by Marian's ids; symbols without a text have a new name."""
-    ordinary = tokenizer.vocabulary[FIRST:]
-    return [END, *(piece or f"<control-{i}>" for i, piece in enumerate(ordinary))]
+    textless = {"", *tokenizer.silent}
+    named = (
+        f"<control-{i}>" if piece in textless else piece
+        for i, piece in enumerate(tokenizer.vocabulary[FIRST:])
+    )
+    return [END, *named]
 
 
 def _num_targets(tokenizer: SentencePieceTokenizer) -> int:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import tokenizers
@@ -53,6 +54,13 @@ from transduce.text.vocabulary import (
 SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 TARGET_VOCABULARY = "target_vocab.json"
 """Vocabulary of targets, if it is another."""
+NAMED_TOKENS = tuple(
+    f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+)
+"""Settings with the special tokens of each Hugging Face tokenizer. In a text they are
+text here; all other special tokens are cut out of it."""
+UNUSED_TOKENS = ("sep_token", "cls_token", "mask_token")
+"""Names of `NAMED_TOKENS` that the tokenizers of this package do not need."""
 Piece = ModelProto.SentencePiece
 NAMED = "<U+2581>"
 """Name of the character that stands for spaces, where a piece has it."""
@@ -76,8 +84,8 @@ class HuggingFaceTokenizer:
         self._target_ids = target_ids
         known: Mapping[int, AddedToken] = self._tokenizer.added_tokens_decoder
         special: Mapping[str, object] = self._tokenizer.special_tokens_map
-        # Others are lists of further special tokens, which a text may have.
-        named = [str(each) for each in special.values() if not isinstance(each, list)]
+        # Others are further special tokens, which a text may have.
+        named = [str(special[name]) for name in NAMED_TOKENS if name in special]
         # A token without a row of the embeddings is text here; the library fails on it.
         self._added = [
             token.content
@@ -153,10 +161,19 @@ def write_files(
     )
     library.add_tokens(added)
     if tokenizer.silent:
-        library.add_special_tokens({"additional_special_tokens": [*tokenizer.silent]})
+        library.add_special_tokens(_special_tokens(tokenizer))
     library.save_pretrained(folder)
     ids = range(tokenizer.vocab_size)
     return HuggingFaceTokenizer(folder, ids, ids[:num_targets])
+
+
+def _special_tokens(tokenizer: SentencePieceTokenizer) -> dict[str, Any]:
+    """Return the tokens without a text; those that are not cut have a name."""
+    is_cut = {*tokenizer.added}
+    not_cut = [piece for piece in tokenizer.silent if piece not in is_cut]
+    named = dict(zip(UNUSED_TOKENS, not_cut, strict=False))
+    others = [piece for piece in tokenizer.silent if piece not in named.values()]
+    return {**named, "additional_special_tokens": others} if others else named
 
 
 def _write_vocabulary(pieces: Sequence[str], path: Path) -> None:

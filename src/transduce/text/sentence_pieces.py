@@ -172,7 +172,8 @@ class SentencePieceTokenizer:
     added: tuple[str, ...] = ()
     """Tokens that were added to the vocabulary, and are cut out of a text first."""
     silent: tuple[str, ...] = ()
-    """Added tokens that decode to nothing."""
+    """Tokens that decode to nothing; those that are not in `added` are not cut out of a
+    text either."""
     corpus_tags: tuple[str, ...] = field(default=(), compare=False)
     """Tags of corpora, such as <bt>, with which a run of this package has trained the
     model. Other pieces of that form, such as <br>, are text."""

@@ -16,6 +16,7 @@ from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop import marian_export as to_marian
 from transduce.interop.export import ProofError
 from transduce.interop.marian_import import import_model, read_added_tokens
+from transduce.interop.portable_tokenizer import NAMED_TOKENS
 from transduce.text.vocabulary import EOS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
@@ -24,7 +25,10 @@ ADDED = ["<term>", "WORD"]
 
 
 def save_padded(
-    folder: Path, added: list[str], special: list[str] | None = None
+    folder: Path,
+    added: list[str],
+    special: list[str] | None = None,
+    named: dict[str, str] | None = None,
 ) -> MarianTokenizer:
     """Add tokens, pad the embeddings to a multiple of 64, and save in small files."""
     tokenizer = MarianTokenizer.from_pretrained(folder)
@@ -32,6 +36,8 @@ def save_padded(
     tokenizer.add_tokens(added)
     if special:
         tokenizer.add_special_tokens({"additional_special_tokens": special})
+    if named:
+        tokenizer.add_special_tokens(named)
     torch.manual_seed(2)
     model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
     # The library gives the bias as many entries as the tokenizer has tokens.
@@ -43,6 +49,18 @@ def save_padded(
     (folder / "added_tokens.json").write_text(json.dumps(tokens))
     tokenizer.save_pretrained(folder)
     return tokenizer
+
+
+def write_older_files(
+    folder: Path, added: dict[str, object], special: dict[str, object] | None = None
+) -> None:
+    """Give a folder the files of older ones, which have no `added_tokens_decoder`."""
+    path = folder / "tokenizer_config.json"
+    named = dict.fromkeys(NAMED_TOKENS, "left out")
+    folders.change_settings(path, added_tokens_decoder="left out", **named)
+    (folder / "added_tokens.json").write_text(json.dumps(added))
+    if special is not None:
+        (folder / "special_tokens_map.json").write_text(json.dumps(special))
 
 
 @pytest.fixture
@@ -83,6 +101,70 @@ def test_added_tokens_of_the_tokenizers_settings_need_no_file(changed: Path) -> 
     assert set(expected.cut) == {*ADDED}
     (changed / "added_tokens.json").unlink()
     assert read_added_tokens(changed) == expected
+    # One of another model has no effect.
+    (changed / "added_tokens.json").write_text('{"VERB": 3}')
+    assert read_added_tokens(changed) == expected
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_new_tokens_with_a_name_are_not_cut_and_decode_to_nothing(
+    folder: Path, tmp_path: Path, is_older: bool
+) -> None:
+    named = {"bos_token": "<s>", "sep_token": "<sep>", "cls_token": "<cls>"}
+    theirs = save_padded(folder, ["WORD"], named=named)
+    if is_older:
+        pieces = [*named.values(), "WORD"]
+        ids = dict(zip(pieces, theirs.convert_tokens_to_ids(pieces), strict=True))
+        write_older_files(folder, ids, named)
+        theirs = MarianTokenizer.from_pretrained(folder)
+    import_model(folder, tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    ours = checkpoint.tokenizer
+    assert (ours.added, ours.silent) == (("WORD",), ("<sep>", "<cls>"))
+    separator = theirs.convert_tokens_to_ids("<sep>")
+    ids = theirs("The dog runs.", add_special_tokens=False).input_ids
+    expected = theirs.decode([*ids, separator], skip_special_tokens=True)
+    own_ids = [*ours.encode("The dog runs."), ours.vocabulary.index("<sep>")]
+    assert ours.decode(own_ids) == expected
+    assert len(ours.encode("<sep>")) > 1
+    to_marian.export(checkpoint, tmp_path / "back", SENTENCES)
+    import_model(tmp_path / "back", tmp_path / "again", SENTENCES)
+    assert load_model(tmp_path / "again").tokenizer == ours
+
+
+def test_a_named_token_without_a_row_of_the_embeddings_is_left_out(
+    folder: Path,
+) -> None:
+    expected = read_added_tokens(folder)
+    theirs = MarianTokenizer.from_pretrained(folder)
+    theirs.add_special_tokens({"sep_token": "<sep>"})
+    theirs.save_pretrained(folder)
+    assert read_added_tokens(folder) == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"extra_special_tokens": {"ent_token": "<ent>"}},
+        {"ent_token": "<ent>"},
+        {"extra_special_tokens": ["<ent>"], "additional_special_tokens": ["WORD"]},
+        {"extra_special_tokens": [], "additional_special_tokens": ["<ent>"]},
+    ],
+    ids=str,
+)
+def test_special_tokens_are_found_where_the_library_finds_them(
+    folder: Path, tmp_path: Path, settings: dict
+) -> None:
+    save_padded(folder, ["<ent>", "WORD"])
+    folders.change_settings(folder / "tokenizer_config.json", **settings)
+    import_model(folder, tmp_path / "model", SENTENCES)
+    ours = load_model(tmp_path / "model").tokenizer
+    theirs = MarianTokenizer.from_pretrained(folder)
+    text = "The <ent> runs to<ent>WORD."
+    ids = theirs(text, add_special_tokens=False).input_ids
+    expected = theirs.decode(ids, skip_special_tokens=True)
+    assert ours.decode(ours.encode(text)) == " ".join(expected.split())
+    assert (set(ours.added), ours.silent) == ({"<ent>", "WORD"}, ("<ent>",))
 
 
 def test_special_added_tokens_are_cut_and_decode_to_nothing(
@@ -107,16 +189,9 @@ def test_special_added_tokens_are_cut_and_decode_to_nothing(
 
 
 def test_special_tokens_of_older_folders_are_read(folder: Path) -> None:
-    """Such folders have other files, and no `added_tokens_decoder`."""
-    folders.change_settings(
-        folder / "tokenizer_config.json", added_tokens_decoder="left out"
-    )
     special = {"additional_special_tokens": [{"content": "<ent>"}, ">>deu<<", "<no>"]}
-    (folder / "special_tokens_map.json").write_text(json.dumps(special))
     size = len(json.loads((folder / "vocab.json").read_text()))
-    (folder / "added_tokens.json").write_text(
-        json.dumps({"<ent>": size, "W": size + 1})
-    )
+    write_older_files(folder, {"<ent>": size, "W": size + 1}, special)
     found = read_added_tokens(folder)
     assert found.ids == {"<ent>": size, "W": size + 1}
     assert set(found.cut) == {"<ent>", "W", ">>deu<<"}
@@ -219,8 +294,9 @@ def test_added_tokens_are_exported_to_ctranslate2(
 def test_added_tokens_of_another_model_are_reported(
     folder: Path, tmp_path: Path, tokens: dict
 ) -> None:
-    (folder / "added_tokens.json").write_text(json.dumps(tokens))
-    with pytest.raises(CheckpointError, match="must give the ids from"):
+    write_older_files(folder, tokens)
+    said = "added_tokens.json: must give the ids from"
+    with pytest.raises(CheckpointError, match=said):
         import_model(folder, tmp_path / "model", SENTENCES)
     assert not (tmp_path / "model").exists()
 

@@ -281,6 +281,18 @@ def test_added_tokens_are_refused(imported: Checkpoint, tmp_path: Path) -> None:
         export(replace(imported, tokenizer=tokenizer), tmp_path / "out", SENTENCES)
 
 
+def test_tokens_without_a_text_have_none_when_they_come_back(
+    imported: Checkpoint, tmp_path: Path
+) -> None:
+    silent = ("<sep>", "<cls>")
+    vocabulary = (*imported.tokenizer.vocabulary[: -len(silent)], *silent)
+    tokenizer = replace(imported.tokenizer, vocabulary=vocabulary, silent=silent)
+    export(replace(imported, tokenizer=tokenizer), tmp_path / "out", SENTENCES)
+    import_marian(tmp_path / "out", tmp_path / "again", SENTENCES)
+    again = load_model(tmp_path / "again").tokenizer
+    assert again.decode(range(len(vocabulary) - len(silent), len(vocabulary))) == ""
+
+
 def test_a_folder_that_reads_back_otherwise_is_not_written(
     imported: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,7 +134,12 @@ CHANGES = {
     ),
     "embeddings are shared": (
         "config.json", {"share_encoder_decoder_embeddings": True}, RequestError,
-        "two vocabularies must have `share_encoder_decoder_embeddings` = false",
+        "two vocabularies must have `share_encoder_decoder_embeddings` = false, but",
+    ),
+    "a token was added": (
+        "tokenizer_config.json", {"extra_special_tokens": [">>deu<<"]}, RequestError,
+        "tokenizer_config.json: a model of two vocabularies must have no added tokens, "
+        "but has '>>deu<<'",
     ),
     "the flag is no truth value": (
         "config.json", {"tie_word_embeddings": "yes"}, CheckpointError,
