@@ -51,8 +51,11 @@ def reason(refusal: HTTPError) -> str:
 
 def main() -> None:
     """Print the translation of the file that the command line names."""
-    for part in translate(Path(sys.argv[1]).read_text(encoding="utf-8")):
-        print(part, end="", flush=True)
+    try:
+        for part in translate(Path(sys.argv[1]).read_text(encoding="utf-8")):
+            print(part, end="", flush=True)
+    except (RuntimeError, OSError) as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

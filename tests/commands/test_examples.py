@@ -12,7 +12,7 @@ from email.message import Message
 from io import BytesIO
 from itertools import product
 from pathlib import Path
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 
 import pytest
 
@@ -89,16 +89,30 @@ def test_the_example_of_a_client_keeps_the_lines_of_a_file(
     assert example("client.py", text, **variables) == ["eins zwei", "", "drei"]
 
 
-def test_the_example_of_a_client_reads_refusals_of_a_server_and_of_a_proxy() -> None:
-    reason = runpy.run_path(str(EXAMPLES / "client.py"))["reason"]
-    for body, expected in [
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
         (b'{"error": "The text is too long."}', "The text is too long."),
         (b"<html>Bad Gateway</html>", "502 Bad Gateway"),
         (b"[]", "502 Bad Gateway"),
         (b"\xff", "502 Bad Gateway"),
-    ]:
-        with HTTPError("http://h", 502, "Bad Gateway", Message(), BytesIO(body)) as e:
-            assert reason(e) == expected
+        (None, "Connection refused"),
+    ],
+)
+def test_the_example_of_a_client_ends_with_the_sentence_of_a_server_or_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: bytes | None, expected: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        if body is None:
+            raise URLError(expected)
+        raise HTTPError("http://h", 502, "Bad Gateway", Message(), BytesIO(body))
+
+    (tmp_path / "letter.txt").write_text("one two\n")
+    main = runpy.run_path(str(EXAMPLES / "client.py"))["main"]
+    monkeypatch.setitem(main.__globals__, "urlopen", refuse)
+    monkeypatch.setattr(sys, "argv", ["client.py", str(tmp_path / "letter.txt")])
+    with pytest.raises(SystemExit, match=expected):
+        main()
 
 
 def test_the_health_check_of_the_image_needs_no_proxy(http: RunningServer) -> None:
