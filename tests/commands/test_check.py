@@ -163,7 +163,7 @@ def test_settings_decide_what_is_kept(
         (["--dev-trees", "a"], "but only --dev-trees are; add --trees"),
         (
             ["--trees", "a"],
-            "a: a treebank must begin with `(`, but begins with `one`; give text",
+            "a: a treebank must begin with `(`, but begins with `one`; remove",
         ),
         (["--trees", "b"], "b: a treebank must have a tree, but has none"),
         (["--source", "none", "--target", "none"], "none: the file cannot be read"),

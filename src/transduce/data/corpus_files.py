@@ -16,7 +16,7 @@ from hashlib import blake2b, sha256
 from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import UInt64
@@ -415,7 +415,6 @@ class EvaluationConfig:
         convert_and_check(self, "evaluation.")
 
 
-Part = TypeVar("Part")
 Keys = frozenset[bytes]
 
 
@@ -553,22 +552,6 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
 
 def _outputs(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.source", folder / f"{name}.target"
-
-
-def hold_out(
-    items: Sequence[Part], sources: Sequence[str], seed: int
-) -> tuple[list[Part], list[Part]] | None:
-    """Divide items into training and dev by their sources; None if too few."""
-    choice = choose(sources, None, seed)
-    if choice is None:
-        return None
-    training, dev = list[Part](), dict[str, Part]()
-    for item, source in zip(items, sources, strict=True):
-        if choice.part_of(source) is None:
-            training.append(item)
-        else:
-            dev.setdefault(normalize(source), item)
-    return (training, list(dev.values())) if training else None
 
 
 def write_split(

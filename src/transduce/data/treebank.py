@@ -8,16 +8,18 @@ sentences as well as long ones.
 
 import shutil
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
 from random import Random
 from typing import ClassVar, Literal
 
-from transduce.data.corpus_files import CorpusFiles, hold_out
+from transduce.data.corpus_files import Choice, CorpusFiles, choose
 from transduce.data.prepared_corpus import (
     DEV,
+    TRAINING,
     PairEncoder,
     PreparedCorpus,
     prepare,
@@ -31,12 +33,15 @@ from transduce.text.corpus import (
     require_one_standard_input,
     write_lines,
 )
-from transduce.text.tokenizer import Tokenizer
+from transduce.text.tokenizer import Tokenizer, normalize
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.linearization import (
+    STYLES,
+    Style,
     StyleName,
-    SymbolVocabulary,
-    learn_symbols,
+    Symbol,
+    linearize,
+    vocabulary_of,
 )
 from transduce.trees.trees import (
     ROOT,
@@ -244,49 +249,76 @@ def prepare_treebank(
     vocabulary is learned by its settings, or that of an encoder. Raises `DataError` if
     a file cannot be used.
     """
-    trees = read_treebank(files.trees)
     dev_trees = read_treebank(files.dev_trees) if files.dev_trees else []
-    parts = None if held_out_by is None else hold_out_trees(trees, held_out_by)
-    if parts is not None:
-        trees, dev_trees = parts
-    tokenizer, symbols = _vocabularies(vocabulary, trees, config.style)
+    choice = None
+    if held_out_by is not None:
+        choice = choose_dev_trees(files.trees, held_out_by)
+    held_out = dict[str, Tree]()
+    # Millions of trees do not fit into memory: each is written as soon as it is read.
+    trees = _training_trees(files.trees, choice, held_out)
+    if config.augmentation.copies:
+        all_trees = list(trees)
+        trees = augmented(
+            all_trees, config.augmentation, [*dev_trees, *held_out.values()]
+        )
+    tokenizer: TokenizerConfig | Tokenizer
+    if isinstance(vocabulary, PairEncoder):
+        tokenizer, symbols = vocabulary.tokenizer, vocabulary.symbols
+    else:
+        tokenizer, symbols = vocabulary, None
+    style_name = config.style if symbols is None else symbols.style_name
     text = folder / TEXT
-    training = _write_text(
-        augmented(trees, config.augmentation, dev_trees), symbols, text / "training"
-    )
-    dev = _write_text(dev_trees, symbols, text / "dev") if dev_trees else training
-    corpus_files = CorpusFiles(
-        source=(training / WORDS,),
-        target=(training / SYMBOLS,),
-        dev_source=(dev / WORDS,) if dev_trees else (),
-        dev_target=(dev / SYMBOLS,) if dev_trees else (),
-        labels={
-            text / "training" / WORDS: str(files.trees[0]),
-            text / "dev" / WORDS: str((*files.dev_trees, *files.trees)[0]),
-        },
-    )
+    found = _write_text(trees, STYLES[style_name], text / TRAINING)
+    _require_trees(found, files.trees[0])
+    symbols = symbols or vocabulary_of(found, style_name)
+    if dev_trees := [*dev_trees, *held_out.values()]:
+        _write_text(dev_trees, symbols.style, text / DEV)
+    corpus_files = _text_files(files, text, has_dev=bool(dev_trees))
     corpus = prepare(corpus_files, tokenizer, max_length, folder, sibling_runs, symbols)
     if dev_trees:
         write_lines(folder / DEV_TREES, map(str, dev_trees))
     shutil.rmtree(text)
-    return replace(corpus, is_held_out=parts is not None)
+    return replace(corpus, is_held_out=choice is not None)
 
 
-def _vocabularies(
-    vocabulary: TokenizerConfig | PairEncoder, trees: Sequence[Tree], style: StyleName
-) -> tuple[TokenizerConfig | Tokenizer, SymbolVocabulary]:
-    """Return the tokenizer of an encoder, or its settings, and the symbols of trees."""
-    if isinstance(vocabulary, PairEncoder) and vocabulary.symbols is not None:
-        return vocabulary.tokenizer, vocabulary.symbols
-    assert isinstance(vocabulary, TokenizerConfig)
-    return vocabulary, learn_symbols(trees, style)
+def _text_files(files: TreebankFiles, text: Path, *, has_dev: bool) -> CorpusFiles:
+    """Return the files of `_write_text`; messages name the treebanks in their place."""
+    training, dev = text / TRAINING, text / DEV
+    return CorpusFiles(
+        source=(training / WORDS,),
+        target=(training / SYMBOLS,),
+        dev_source=(dev / WORDS,) if has_dev else (),
+        dev_target=(dev / SYMBOLS,) if has_dev else (),
+        labels={
+            training / WORDS: str(files.trees[0]),
+            dev / WORDS: str((*files.dev_trees, *files.trees)[0]),
+        },
+    )
 
 
-def hold_out_trees(
-    trees: Sequence[Tree], seed: int
-) -> tuple[list[Tree], list[Tree]] | None:
-    """Divide trees into training and dev by their sentences; None if too few."""
-    return hold_out(trees, [" ".join(tree.words) for tree in trees], seed)
+def choose_dev_trees(paths: Sequence[Path], seed: int) -> Choice | None:
+    """Choose sentences to hold out as dev trees; None if there are too few trees."""
+    return choose(map(_sentence, treebank(paths)), None, seed)
+
+
+def _training_trees(
+    paths: Sequence[Path], choice: Choice | None, held_out: dict[str, Tree]
+) -> Iterator[Tree]:
+    """Yield the trees to train on; collect those held out, one for each sentence."""
+    for tree in treebank(paths):
+        if choice is None or choice.part_of(_sentence(tree)) is None:
+            yield tree
+        else:
+            held_out.setdefault(normalize(_sentence(tree)), tree)
+
+
+def _sentence(tree: Tree) -> str:
+    return " ".join(tree.words)
+
+
+def treebank(paths: Sequence[Path]) -> Iterator[Tree]:
+    """Yield the trees of all files, normalized, without those of traces alone."""
+    return (tree for path in paths for tree in _trees(path) if tree.leaves)
 
 
 def read_treebank(paths: Sequence[Path]) -> list[Tree]:
@@ -295,7 +327,7 @@ def read_treebank(paths: Sequence[Path]) -> list[Tree]:
     Raises `DataError` if there is none.
     """
     require_one_standard_input(paths)
-    trees = [tree for path in paths for tree in _trees(path) if tree.leaves]
+    trees = list(treebank(paths))
     _require_trees(trees, paths[0])
     return trees
 
@@ -310,8 +342,8 @@ def read_gold(path: Path) -> list[Tree]:
     return trees
 
 
-def _require_trees(trees: Sequence[Tree], path: Path) -> None:
-    if not trees:
+def _require_trees(found: Collection[Tree | Symbol], path: Path) -> None:
+    if not found:
         raise DataError(f"{name_of(path)}: a treebank must have a tree, but has none.")
 
 
@@ -353,10 +385,20 @@ def _trees(path: Path) -> Iterator[Tree]:
     return map(normalized, read_trees(read_text([path]), name_of(path)))
 
 
-def _write_text(trees: Iterable[Tree], symbols: SymbolVocabulary, folder: Path) -> Path:
-    """Write sentences and linearized trees as two files; return their folder."""
+def _write_text(trees: Iterable[Tree], style: Style, folder: Path) -> set[Symbol]:
+    """Write sentences and linearized trees as two files; return the symbols."""
     folder.mkdir(parents=True)
-    kept = list(trees)
-    write_lines(folder / WORDS, (" ".join(tree.words) for tree in kept))
-    write_lines(folder / SYMBOLS, map(symbols.target_line, kept))
-    return folder
+    found = set[Symbol]()
+    with ExitStack() as stack:
+        words, targets = (
+            stack.enter_context(
+                (folder / name).open("w", encoding="utf-8", newline="\n")
+            )
+            for name in (WORDS, SYMBOLS)
+        )
+        for tree in trees:
+            symbols = linearize(tree, style)
+            found.update(symbols)
+            words.write(_sentence(tree) + "\n")
+            targets.write(" ".join(map(style.spelling, symbols)) + "\n")
+    return found

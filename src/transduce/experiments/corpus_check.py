@@ -32,7 +32,7 @@ from transduce.data.prepared_corpus import (
 from transduce.data.treebank import (
     TreebankFiles,
     prepare_treebank,
-    read_treebank,
+    treebank,
 )
 from transduce.errors import ConfigError, DataError, RequestError, counted, percent
 from transduce.experiments.corpus_survey import (
@@ -309,7 +309,7 @@ def _pairs_kept(files: CorpusFiles, kept: Survey) -> dict[str, int]:
 def preset_for(files: CorpusFiles | TreebankFiles) -> str:
     """Preset that fits the size of a corpus, estimated from its characters."""
     if isinstance(files, TreebankFiles):
-        words = sum(len(tree.leaves) for tree in read_treebank(files.trees))
+        words = sum(len(tree.leaves) for tree in treebank(files.trees))
         return fitting_preset(SYMBOLS_PER_WORD * words, files.task)
     total = sum(map(num_characters, valid_pairs(files.source, files.target)))
     return fitting_preset(total // (2 * CHARACTERS_PER_TOKEN), files.task)
@@ -338,17 +338,23 @@ def check_treebank(files: TreebankFiles, config: RunConfig) -> TreebankReport:
 
 
 def _trees_report(paths: Sequence[Path]) -> TreesReport:
-    trees = read_treebank(paths)
-    lengths = [len(tree.leaves) for tree in trees]
-    constituents = [each for tree in trees for each in tree.constituents]
+    num_trees = num_words = num_constituents = longest = 0
+    labels, tags = set[str](), set[str]()
+    for tree in treebank(paths):
+        num_trees += 1
+        num_words += len(tree.leaves)
+        num_constituents += len(tree.constituents)
+        longest = max(longest, len(tree.leaves))
+        labels.update(each.label for each in tree.constituents)
+        tags.update(leaf.tag for leaf in tree.leaves)
     return TreesReport(
         files=tuple(paths),
-        trees=len(trees),
-        words=sum(lengths),
-        longest=max(lengths),
-        constituents=len(constituents),
-        labels=len({each.label for each in constituents}),
-        tags=len({leaf.tag for tree in trees for leaf in tree.leaves}),
+        trees=num_trees,
+        words=num_words,
+        longest=longest,
+        constituents=num_constituents,
+        labels=len(labels),
+        tags=len(tags),
     )
 
 

@@ -22,9 +22,8 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.data.treebank import (
     TreebankFiles,
-    hold_out_trees,
+    choose_dev_trees,
     prepare_treebank,
-    read_treebank,
 )
 from transduce.errors import DataError
 from transduce.experiments.presets import RunConfig
@@ -44,7 +43,7 @@ def can_hold_out(files: RunFiles, seed: int) -> bool:
     `DataError` if a file cannot be used.
     """
     if isinstance(files, TreebankFiles):
-        return hold_out_trees(read_treebank(files.trees), seed) is not None
+        return choose_dev_trees(files.trees, seed) is not None
     return choose_dev(files, seed) is not None
 
 

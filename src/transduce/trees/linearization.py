@@ -130,7 +130,12 @@ def symbols_in(trees: Iterable[Tree], style: Style) -> dict[str, Symbol]:
 
     Raises `DataError` if two symbols have the same spelling, or if one has none.
     """
-    symbols = {symbol for tree in trees for symbol in linearize(tree, style)}
+    return _table(
+        {symbol for tree in trees for symbol in linearize(tree, style)}, style
+    )
+
+
+def _table(symbols: set[Symbol], style: Style) -> dict[str, Symbol]:
     table: dict[str, Symbol] = {}
     for symbol in sorted(symbols):
         spelling = style.spelling(symbol)
@@ -562,3 +567,8 @@ def _is_spelling(symbol: object) -> bool:
 def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
     """Collect the symbols of the trees into a vocabulary."""
     return SymbolVocabulary(style_name, tuple(symbols_in(trees, STYLES[style_name])))
+
+
+def vocabulary_of(symbols: set[Symbol], style_name: StyleName) -> SymbolVocabulary:
+    """Return the vocabulary of symbols; raises the errors of `symbols_in`."""
+    return SymbolVocabulary(style_name, tuple(_table(symbols, STYLES[style_name])))

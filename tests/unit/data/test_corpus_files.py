@@ -16,7 +16,6 @@ from transduce.data.corpus_files import (
     choose,
     default_held_out,
     digest_of,
-    hold_out,
     hold_out_pairs,
     read_through,
     require_choice,
@@ -129,16 +128,6 @@ def test_too_few_pairs_are_not_split(tmp_path: Path) -> None:
     files = CorpusFiles(source=(tmp_path / "a",), target=(tmp_path / "b",))
     assert hold_out_pairs(files, tmp_path / "text", seed=1) is None
     assert not (tmp_path / "text").exists()
-
-
-def test_items_are_held_out_by_their_source() -> None:
-    sources = [*LINES, *LINES[:10]]
-    parts = hold_out(list(range(510)), sources, seed=1)
-    assert parts is not None
-    training, dev = parts
-    assert len(dev) == 200
-    assert not {sources[i] for i in training} & {sources[i] for i in dev}
-    assert hold_out([1], ["a"], seed=1) is None
 
 
 @pytest.mark.parametrize("sizes", [(0,), (-1, 5)])

@@ -2,12 +2,15 @@
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from transduce.data import treebank
 from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import TRAINING, PreparedCorpus
 from transduce.data.treebank import (
@@ -16,6 +19,7 @@ from transduce.data.treebank import (
     TreebankConfig,
     TreebankFiles,
     augmented,
+    choose_dev_trees,
     prepare_treebank,
     read_gold,
     read_treebank,
@@ -231,6 +235,53 @@ def test_variants_are_part_of_the_training_data(
 def test_a_file_given_twice_counts_twice(files: TreebankFiles, tmp_path: Path) -> None:
     corpus = prepared(replace(files, trees=files.trees * 2), tmp_path / "run")
     assert corpus.training.total == 4
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+def test_trees_are_held_out_with_all_trees_of_their_sentences(
+    tmp_path: Path, copies: int
+) -> None:
+    words = [f"w{number}" for number in range(500)]
+    lines = [f"(S (A {word}) (A b))" for word in words]
+    lines += [f"(NP (A {word}) (A b))" for word in words[:250]]
+    path = tmp_path / "trees"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    (folder := tmp_path / "run").mkdir()
+    files = TreebankFiles(trees=(path,))
+    config = TreebankConfig(augmentation=replace(NOTHING, copies=copies))
+    corpus = prepare_treebank(
+        files, config, TokenizerConfig(), 99, folder, held_out_by=1
+    )
+    dev = [parse_tree(line) for line in (folder / DEV_TREES).read_text().splitlines()]
+    held_out = {tree.words[0] for tree in dev}
+    assert corpus.is_held_out
+    assert len(dev) == len(held_out) == 200
+    num_further = len(held_out.intersection(words[:250]))
+    assert 0 < num_further < 200
+    assert corpus.training.total == (750 - 200 - num_further) * (1 + copies)
+    assert choose_dev_trees([path] * 2, 1) is not None
+    path.write_text("\n".join(lines[:399]), encoding="utf-8")
+    assert choose_dev_trees([path], 1) is None
+
+
+def test_trees_are_written_as_they_are_read(
+    files: TreebankFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Millions of trees would not fit into memory."""
+    events: list[str] = []
+
+    def noted(event: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            events.append(event)
+            return function(*arguments)
+
+        return call
+
+    for event, name in (("read", "normalized"), ("written", "linearize")):
+        function = getattr(treebank, name)
+        monkeypatch.setattr(treebank, name, noted(event, function))
+    prepared(replace(files, dev_trees=()), tmp_path / "run")
+    assert events == ["read", "written"] * 2
 
 
 def test_a_corpus_is_shared_if_its_style_is_the_same(
