@@ -17,6 +17,7 @@ The launcher sets the variables of torchrun: RANK, LOCAL_RANK, WORLD_SIZE,
 LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 """
 
+import math
 import os
 import re
 import socket
@@ -31,17 +32,20 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from transduce.errors import ConfigError, TransduceError, shortened
+from transduce.errors import ConfigError, TransduceError, shortened, warn_caller
 from transduce.files import reason
 from transduce.nn.kernels import split_like
 
 TIMEOUT = timedelta(days=1)
 """Timeout of collectives: the others wait while the first process scores and saves."""
 JOIN_TIMEOUT = timedelta(minutes=10)
-"""Timeout of joining: processes on several machines do not start at the same time."""
-KNOWN_WITHIN_S = 60.0
-"""Seconds until the name of the machine where processes meet must be known: clusters
-give it when the machine starts."""
+"""Timeout of joining: processes on several machines do not start at the same time, and
+a cluster may give a machine its name only when it starts."""
+WARN_AFTER_S = 60.0
+"""Seconds after which a process warns that it waits for a machine, as the name may be
+mistyped."""
+JOIN_SHARE = 0.1
+"""Least share of `JOIN_TIMEOUT` that is left for joining once the name is known."""
 LOOKUP_PAUSE_S = 1.0
 """Pause between two attempts to look the name up."""
 
@@ -86,7 +90,7 @@ class ProcessGroup:
         """Return whether `is_true` holds in any process."""
         if self.world_size == 1:
             return is_true  # without waiting for the device
-        values = torch.tensor(float(is_true), device=device)
+        values = torch.tensor(float(is_true), dtype=torch.float32, device=device)
         return self.all_reduce_sum(values).item() > 0
 
     def all_reduce_min(self, value: float, device: torch.device) -> float:
@@ -160,7 +164,8 @@ HAS_PROCESS_GROUP = Event()
 def process_group(device: torch.device) -> Iterator[ProcessGroup]:
     """Join the process group that a launcher has set up, and leave it at the end.
 
-    Without a launcher the process is alone. Raises `ConfigError` if a variable of the
+    Without a launcher the process is alone. Warns (`TransduceWarning`) if it waits for
+    a machine whose name is unknown. Raises `ConfigError` if a variable of the
     launcher is missing or wrong, or if the processes cannot meet at its address.
     """
     if not is_distributed():
@@ -168,9 +173,11 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
         return
     world_size = _variable("WORLD_SIZE", minimum=1)
     rank = _variable("RANK", below=world_size)
-    _require_address()
+    started = time.monotonic()
+    _require_address(started + JOIN_TIMEOUT.total_seconds())
+    left = JOIN_TIMEOUT - timedelta(seconds=time.monotonic() - started)
     try:
-        _join(device)
+        _join(device, max(left, JOIN_SHARE * JOIN_TIMEOUT))
     except RuntimeError as error:  # also that of a backend, such as of gloo
         if distributed.is_initialized():
             distributed.destroy_process_group()
@@ -193,12 +200,12 @@ def process_group(device: torch.device) -> Iterator[ProcessGroup]:
         distributed.destroy_process_group()
 
 
-def _join(device: torch.device) -> None:
+def _join(device: torch.device, timeout: timedelta) -> None:
     """Make the default process group; `RuntimeError` if the processes cannot meet."""
     is_gpu = device.type == "cuda"
     distributed.init_process_group(
         "nccl" if is_gpu else "gloo",
-        timeout=JOIN_TIMEOUT,
+        timeout=timeout,
         device_id=device if is_gpu else None,
     )
     # PyTorch has no public function for this, and no timeout of joining alone.
@@ -229,21 +236,30 @@ def _local_world_size(world_size: int) -> int:
     return max(_variable("LOCAL_WORLD_SIZE"), 1)
 
 
-def _require_address() -> None:
+def _require_address(deadline: float) -> None:
+    """Raise `ConfigError` if the machine's name is not known until the deadline."""
     _variable("MASTER_PORT", below=2**16)
     if not (address := os.environ.get("MASTER_ADDR")):
         raise ConfigError(
             "The variable MASTER_ADDR must name a machine where WORLD_SIZE is set, but "
             f"does not; {REMEDY}"
         )
-    deadline = time.monotonic() + KNOWN_WITHIN_S
+    warn_at = time.monotonic() + WARN_AFTER_S
+    is_first_here = os.environ.get("LOCAL_RANK", "0") == "0"
     while (problem := _lookup_problem(address)) is not None:
-        if time.monotonic() >= deadline:
+        now = time.monotonic()
+        if now >= deadline:
             raise ConfigError(
                 "The variable MASTER_ADDR must name a machine that is known here, but "
                 f"{shortened(address)} is not ({problem}); correct the name, or start "
                 "that machine first."
             )
+        if now >= warn_at and is_first_here:
+            warn_caller(
+                f"The machine {shortened(address)} of the variable MASTER_ADDR is not "
+                f"known here yet ({problem}); waiting for it."
+            )
+            warn_at = math.inf
         time.sleep(LOOKUP_PAUSE_S)
 
 

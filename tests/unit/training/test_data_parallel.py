@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import distributed
 
-from transduce.errors import ConfigError
+from transduce.errors import ConfigError, TransduceWarning
 from transduce.training import data_parallel as module
 from transduce.training.data_parallel import (
     ALONE,
@@ -161,17 +161,46 @@ def test_a_fault_of_the_gpu_is_not_taken_for_one_of_joining(variables):
         pass
 
 
-def test_an_unknown_machine_is_looked_up_until_the_limit(variables):
-    lookups = []
+@pytest.fixture
+def lookups(variables):
+    """Names that are looked up: in place of the system, which knows none of them.
+
+    The name `pod` is known at the third time.
+    """
+    names = []
 
     def lookup(name: str, _port: None) -> None:
-        lookups.append(name)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        names.append(name)
+        if name != "pod" or len(names) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    variables.setenv("MASTER_ADDR", "mistyped")
+    variables.setenv("LOCAL_RANK", "0")
     variables.setattr(module, "LOOKUP_PAUSE_S", 0.01)
-    variables.setattr(module, "KNOWN_WITHIN_S", 0.05)
     variables.setattr(socket, "getaddrinfo", lookup)
+    return names
+
+
+def test_processes_wait_for_a_machine_that_has_no_name_yet(variables, lookups):
+    joined = []
+    variables.setenv("MASTER_ADDR", "pod")
+    variables.setattr(module, "WARN_AFTER_S", 0.0)
+    variables.setattr(module, "_join", lambda _, timeout: joined.append(timeout))
+    variables.setattr(distributed, "destroy_process_group", lambda: None)
+    with (
+        pytest.warns(
+            TransduceWarning, match="'pod' of .* not known here yet"
+        ) as caught,
+        process_group(torch.device("cpu")),
+    ):
+        pass
+    assert (len(lookups), len(caught)) == (3, 1)
+    assert module.JOIN_TIMEOUT / 2 < joined[0] < module.JOIN_TIMEOUT
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_unknown_machine_is_looked_up_until_the_limit(variables, lookups):
+    variables.setenv("MASTER_ADDR", "mistyped")
+    variables.setattr(module, "JOIN_TIMEOUT", timedelta(seconds=0.05))
     with (
         pytest.raises(
             ConfigError, match=r"MASTER_ADDR .* but 'mistyped' is not \(Name or serv"
@@ -198,7 +227,7 @@ def test_collectives_wait_longer_than_joining(variables):
 def test_a_machine_runs_all_processes_unless_local_world_size_is_set(
     variables, monkeypatch, told, expected
 ):
-    monkeypatch.setattr(module, "_join", lambda _: None)
+    monkeypatch.setattr(module, "_join", lambda *_: None)
     monkeypatch.setattr(distributed, "destroy_process_group", lambda: None)
     variables.delenv("LOCAL_WORLD_SIZE", raising=False)
     if told is not None:
