@@ -154,7 +154,8 @@ def test_another_experiment_in_its_folder_is_refused(
     refusal = refuses(*arguments, "--set", "model.dropout=0.3")
     assert refusal == (
         f"{killed}: `model.dropout` of the experiment in this folder is 0.1, but 0.3 "
-        "is requested; give the same settings, or choose another folder."
+        "is requested; give the same settings, continue with the version of transduce "
+        "that began it, or choose another folder."
     )
 
 

@@ -21,6 +21,7 @@ from transduce.experiments.run_processes import (
     RunsFailedError,
     Slot,
     Workers,
+    is_final,
     run_all,
 )
 from transduce.report.report import Report
@@ -111,7 +112,7 @@ def require_all_done(runs: Sequence[Run], failures: Mapping[str, str]) -> None:
     """Raise `RunsFailedError` if a run has failed."""
     if failures:
         name, why = next(iter(failures.items()))
-        final = {run.name for run in runs if run.final_failure() is not None}
+        final = {run.name for run in runs if run.name in failures and is_final(run)}
         can_retry = [name not in final for name in failures]
         again = " The same command tries them again." if any(can_retry) else ""
         if any(can_retry) and not all(can_retry):

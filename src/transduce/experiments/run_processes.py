@@ -17,7 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -121,8 +121,12 @@ class PresetRun:
 
     @property
     def steps_made(self) -> int:
-        """Updates by the newest entry of the run's log."""
-        return self.num_steps if self.is_done else RunFolder(self.path).log.newest_step
+        """Updates by the newest entry of the run's log, whose other lines may be
+        damaged."""
+        with suppress(CheckpointError):
+            if self.is_done:
+                return self.num_steps
+        return RunFolder(self.path).log.newest_step
 
     @property
     def perplexity(self) -> float:
@@ -334,8 +338,8 @@ def require_same_settings(
         if name in known and known[name] != value:
             raise ConfigError(
                 f"{folder}: `{name}` of {what} in this folder is {known[name]!r}, but "
-                f"{value!r} is requested; give the same settings, or choose another "
-                "folder."
+                f"{value!r} is requested; give the same settings, continue with the "
+                "version of transduce that began it, or choose another folder."
             )
 
 
@@ -484,7 +488,7 @@ def run_all(
     saved.
     """
     with stop_on_signal() as should_stop:
-        waiting = deque(run for run in runs if not workers.is_done(run))
+        waiting = deque(run for run in runs if not workers.has_ended(run))
         try:
             while not should_stop():
                 while waiting and workers.can_start:
@@ -535,31 +539,29 @@ class Workers:
         is_prepared = _has_prepared_corpus(self._experiment.folder)
         return bool(self._free) and (is_prepared or not self.running)
 
-    def is_done(self, run: Run) -> bool:
-        """Whether nothing is left to do for a run."""
-        return self._experiment.next_command(run) is None
+    def has_ended(self, run: Run) -> bool:
+        """Whether nothing is left to do for a run, or its files are damaged."""
+        with self._failing_if_damaged(run):
+            return self._experiment.next_command(run) is None
+        return True
 
     def start(self, run: Run) -> None:
         """Start or continue a run, unless it is done or cannot be completed."""
-        if (reason := run.final_failure()) is not None:
-            self.failures[run.name] = reason
-        elif (command := self._experiment.next_command(run)) is not None:
-            self._start(run, command, self._free.pop(0))
+        with self._failing_if_damaged(run):
+            if (reason := run.final_failure()) is not None:
+                self.failures[run.name] = reason
+            elif (command := self._experiment.next_command(run)) is not None:
+                self._start(run, command, self._free.pop(0))
 
     def poll(self) -> None:
         """Handle the processes that have ended, and start the next of their runs."""
         ended = [each for each in self.running if each.process.poll() is not None]
         for worker in ended:
             self.running.remove(worker)
-            command = self._experiment.next_command(worker.run)
-            if worker.process.returncode != 0:
-                self._fail(worker, _failure_reason(worker))
-            elif command == worker.command:
-                self._fail(worker, "It ended without a result.")
-            elif command is not None:
-                self._start(worker.run, command, worker.slot)
-            else:
-                self._free.insert(0, worker.slot)
+            with self._failing_if_damaged(worker.run):
+                if self._continues(worker):
+                    continue
+            self._free.insert(0, worker.slot)
 
     def stop(self) -> None:
         """Make all processes save and end, and wait for them."""
@@ -567,6 +569,28 @@ class Workers:
             worker.process.terminate()
         for worker in self.running:
             worker.process.wait()
+
+    def _continues(self, worker: Worker) -> bool:
+        """Start the next process of a run whose process has ended, if there is one."""
+        run = worker.run
+        if worker.process.returncode != 0:
+            self.failures[run.name] = _failure_reason(worker)
+            return False
+        command = self._experiment.next_command(run)
+        if command == worker.command:
+            self.failures[run.name] = "It ended without a result."
+        elif command is not None:
+            self._start(run, command, worker.slot)
+            return True
+        return False
+
+    @contextmanager
+    def _failing_if_damaged(self, run: Run) -> Iterator[None]:
+        """Let a run with damaged files fail, so that the others are completed."""
+        try:
+            yield
+        except CheckpointError as error:
+            self.failures[run.name] = str(error)
 
     def _start(self, run: Run, command: list[str], slot: Slot) -> None:
         # A signal between the start of a process and its entry would leave it running.
@@ -585,9 +609,13 @@ class Workers:
                 Worker(run=run, slot=slot, command=command, process=process)
             )
 
-    def _fail(self, worker: Worker, reason: str) -> None:
-        self.failures[worker.run.name] = reason
-        self._free.insert(0, worker.slot)
+
+def is_final(run: Run) -> bool:
+    """Whether a run that has failed is not tried again; damage can be repaired."""
+    try:
+        return run.final_failure() is not None
+    except CheckpointError:
+        return False
 
 
 def _has_prepared_corpus(folder: Path) -> bool:

@@ -18,6 +18,7 @@ from transduce.errors import ConfigError, DataError
 from transduce.experiments import run_processes
 from transduce.experiments.run_processes import (
     ExperimentProgress,
+    PresetRun,
     ReproductionStoppedError,
     RunsFailedError,
     Workers,
@@ -230,6 +231,55 @@ def test_a_run_that_diverged_twice_is_not_tried_again(
         with pytest.raises(RunsFailedError) as refusal:
             require_all_done(runs, {**failures, **others})
         assert str(refusal.value).endswith(again)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainings(Programs):
+    """Runs that are trained by small programs, and do not translate."""
+
+    def next_command(self, run: RowRun) -> list[str] | None:
+        if run.is_trained:
+            return None
+        log = str(run.path / "log.jsonl")
+        return [sys.executable, "-c", self.of_row[run.row], log]
+
+
+TRAINS = f"""{DOES} out.write_text('{{"kind": "final", "step": 50}}\\n')"""
+DAMAGES = f"{DOES} out.write_text('damaged\\n')"
+
+
+def test_a_damaged_log_does_not_stop_the_other_runs(
+    programs: Callable[..., Programs],
+) -> None:
+    made = programs(**{"base": TRAINS, "A-h1": DAMAGES, "big": TRAINS})
+    experiment = Trainings(
+        folder=made.folder, files=made.files, base=made.base, of_row=made.of_row
+    )
+    runs = row_runs(experiment.folder, experiment.base, ["base", "A-h1", "big"], [1])
+    runs[0].path.mkdir()
+    log = runs[0].path / "log.jsonl"
+    log.write_text('{"kind": "step", "step": 10}\n\0\0\n')
+    failures, told = carried_out(experiment, runs)
+    assert {name: why.partition(";")[0] for name, why in failures.items()} == {
+        "base-seed1": f"{log}:2: this line of the run's log is damaged",
+        "A-h1-seed1": f"{runs[1].path}/log.jsonl:1: this line of the run's log is "
+        "damaged",
+    }
+    assert runs[2].is_trained
+    assert (told[-1].num_ended, told[-1].steps) == (3, 10 + 0 + 50)
+    with pytest.raises(RunsFailedError, match=r"The same command tries them again\.$"):
+        require_all_done(runs, failures)
+
+
+def test_the_steps_of_a_run_without_translations_are_read_from_a_damaged_log(
+    tmp_path: Path,
+) -> None:
+    run = PresetRun(
+        row="base", preset="base", seed=1, config=scaled_base(), folder=tmp_path
+    )
+    run.path.mkdir(parents=True)
+    (run.path / "log.jsonl").write_text('damaged\n{"kind": "step", "step": 10}\n')
+    assert run.steps_made == 10
 
 
 def test_progress_is_read_from_the_logs(programs: Callable[..., Programs]) -> None:
