@@ -64,6 +64,8 @@ def warn_caller(message: str) -> None:
         frame = frame.f_back
         if is_inside:
             caller = frame
+    while caller.f_back is not None and _is_import(caller.f_code.co_filename):
+        caller = caller.f_back
     warnings.warn_explicit(
         message,
         TransduceWarning,
@@ -72,6 +74,11 @@ def warn_caller(message: str) -> None:
         module=caller.f_globals.get("__name__", "<unknown>"),
         registry=caller.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def _is_import(name: str) -> bool:
+    """Whether the code of this file name is Python's own, which imports modules."""
+    return "importlib" in name and "_bootstrap" in name
 
 
 class ConfigError(TransduceError):

@@ -1,11 +1,13 @@
 """Phrases that many messages share."""
 
 import inspect
+import os
 import warnings
 from pathlib import Path
 
 import pytest
 
+from transduce import errors
 from transduce.errors import (
     TransduceWarning,
     counted,
@@ -93,6 +95,20 @@ def test_a_warning_is_given_at_the_line_that_calls_the_package() -> None:
     [warning] = caught
     assert Path(warning.filename) == Path(__file__)
     assert warning.lineno == line + 3
+
+
+def test_a_warning_while_a_module_is_imported_is_given_at_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "package" / "warning_at_import.py"
+    inside.parent.mkdir()
+    inside.write_text("from transduce.errors import warn_caller\nwarn_caller('old')\n")
+    monkeypatch.setattr(errors, "PACKAGE_FOLDER", f"{inside.parent}{os.sep}")
+    monkeypatch.syspath_prepend(inside.parent)
+    with pytest.warns(TransduceWarning, match="old") as caught:
+        import warning_at_import  # noqa: F401
+    [warning] = caught
+    assert Path(warning.filename) == Path(__file__)
 
 
 def test_python_shows_a_warning_once_for_each_line_of_the_program() -> None:
