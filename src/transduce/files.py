@@ -126,11 +126,12 @@ def path_of(key: str, value: object) -> Path:
 
     The system takes a NUL character for the end of a name.
     """
-    if not isinstance(value, str | os.PathLike):
+    name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(name, str):  # that of a `PathLike` may be bytes
         raise ConfigError(f"`{key}` must be a path, but is {shown(value)}.")
-    if value == "":  # of which `Path` makes the current folder
+    if name == "":  # of which `Path` makes the current folder
         raise ConfigError(f'`{key}` must be a path, but is empty; "." is this folder.')
-    path = Path(value)
+    path = Path(name)
     require_no_nul(key, str(path))
     return path
 

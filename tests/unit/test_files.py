@@ -860,7 +860,23 @@ def test_an_empty_path_is_not_the_current_folder(call) -> None:
         call()
 
 
-@pytest.mark.parametrize("value", [None, 3, b"model", ["model"]])
+class Named:
+    """Object that stands for a path, with any name."""
+
+    def __init__(self, name: str | bytes) -> None:
+        self.name = name
+
+    def __fspath__(self) -> str | bytes:
+        return self.name
+
+
+def test_an_object_with_an_empty_name_is_not_the_current_folder() -> None:
+    with pytest.raises(ConfigError, match='must be a path, but is empty; "." is this'):
+        path_of("path", Named(""))
+    assert path_of("path", Named("model")) == Path("model")
+
+
+@pytest.mark.parametrize("value", [None, 3, b"model", ["model"], Named(b"model")])
 def test_a_value_that_is_no_path_is_refused(value) -> None:
     with pytest.raises(ConfigError, match="`path` must be a path, but is "):
         path_of("path", value)

@@ -343,9 +343,9 @@ def marked_differences(text: str, reference: str) -> MarkedText:
     """Mark the words of a text that the reference does not have in this order.
 
     Characters, with their combining marks, are marked if the reference has no spaces
-    between words. If one of the
-    two is longer than `MAX_ALIGNED` between their common beginning and end, order does
-    not matter there: each word is marked that the reference has less often.
+    between words. If one of the two is longer than `MAX_ALIGNED` between their common
+    beginning and end, order does not matter there: each word is marked that the
+    reference has less often.
     """
     if detect_by_script([reference]) not in (None, "ko"):
         return _marked(_characters(text), _characters(reference), separator="")
