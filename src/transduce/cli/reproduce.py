@@ -62,7 +62,7 @@ from transduce.files import require_new_folder
 from transduce.machine import Precision, keep_freed_memory
 from transduce.metrics.comparison import Trials
 from transduce.metrics.scores import Tokenize
-from transduce.settings import require_between
+from transduce.settings import assigned_values, require_between
 from transduce.text.languages import LanguagesConfig, guess_all
 
 VARIED = {
@@ -391,7 +391,11 @@ def table3(
     refuse_settings(settings, SEEDED)
     base = changed_by_options(base_for(corpus, scale, steps), None, settings)
     runs = row_runs(
-        out.absolute(), base, require_rows(rows), list(dict.fromkeys(seeds))
+        out.absolute(),
+        base,
+        require_rows(rows),
+        list(dict.fromkeys(seeds)),
+        chosen={name for name, _ in assigned_values(settings)},
     )
     slots = make_slots(device, parallel)
     recorded = read_record(out / TABLE3_RECORD).get("precision")

@@ -7,7 +7,7 @@ A row's change of a size or of the steps is applied as the paper's factor; dropo
 smoothing and positions are the row's own values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
@@ -128,15 +128,18 @@ def base_for(corpus: str | None, scale: float | None, steps: int | None) -> RunC
     )
 
 
-def row_config(base: RunConfig, row: str) -> RunConfig:
+def row_config(base: RunConfig, row: str, chosen: Collection[str] = ()) -> RunConfig:
     """Apply a row's change of the paper's base to another base.
 
-    Raises `ConfigError` if that is impossible, or changes nothing.
+    `chosen` has the full names of the settings that the user has given for all rows,
+    also if their values are the defaults. Raises `ConfigError` if the row's change is
+    impossible, or changes nothing.
     """
     paper, paper_base = TABLE_3[row], BASE.training
     training = replace(paper.training, keep_checkpoints=paper_base.keep_checkpoints)
     checkpoint_steps = paper_base.checkpoint_steps
-    if base.training.checkpoint_steps != checkpoint_steps:  # the user's choice
+    is_chosen = "training.checkpoint_steps" in chosen
+    if is_chosen or base.training.checkpoint_steps != checkpoint_steps:
         training = replace(training, checkpoint_steps=checkpoint_steps)
     config = replace(
         base,
@@ -304,18 +307,23 @@ class Experiment:
 
 
 def row_runs(
-    folder: Path, base: RunConfig, rows: Sequence[str], seeds: Sequence[int]
+    folder: Path,
+    base: RunConfig,
+    rows: Sequence[str],
+    seeds: Sequence[int],
+    chosen: Collection[str] = (),
 ) -> list[RowRun]:
     """Runs of all rows, ordered by seed, so that the first whole table is done early.
 
-    Raises `ConfigError` if a row or a seed is impossible.
+    `chosen` is that of `row_config`. Raises `ConfigError` if a row or a seed is
+    impossible.
     """
     return [
         RowRun(
             row=row,
             preset=row,
             seed=seed,
-            config=with_seed(row_config(base, row), seed),
+            config=with_seed(row_config(base, row, chosen), seed),
             folder=folder,
         )
         for seed in seeds
@@ -484,11 +492,10 @@ class RowBleu(NamedTuple):
 
 
 def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> RowResult:
-    row = runs[0].row
-    config = row_config(experiment.base, row)
+    config = with_seed(runs[0].config, experiment.base.training.seed)
     updates = [run.last_entry("step", "epoch") for run in runs]
     return RowResult(
-        row=row,
+        row=runs[0].row,
         changes=changes(config, experiment.base),
         seeds=tuple(run.seed for run in runs),
         parameters=num_parameters(settings_of(runs[0].path).model),

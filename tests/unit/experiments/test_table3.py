@@ -426,6 +426,13 @@ def test_rows_have_the_checkpoints_of_a_base_that_sets_them(row: str) -> None:
     assert row_config(base, row).training.checkpoint_steps == 100
 
 
+def test_big_has_the_default_number_of_checkpoints_if_the_user_gives_it() -> None:
+    base = scaled_base()
+    chosen = row_config(base, "big", {"training.checkpoint_steps"}).training
+    assert chosen.checkpoint_steps == base.training.checkpoint_steps == 1_500
+    assert row_config(base, "big").training.checkpoint_steps == 600
+
+
 def test_big_trains_three_times_as_long() -> None:
     assert row_config(scaled_base(0.25, 2_000), "big").training.steps == 6_000
 
