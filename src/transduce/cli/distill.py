@@ -34,7 +34,7 @@ from transduce.experiments.distillation import (
     distill_in,
     require_own_tokenizer,
     require_student_preset,
-    student_preset,
+    student_settings,
     students_hardware,
 )
 from transduce.experiments.distillation_report import NAME, as_report
@@ -149,8 +149,8 @@ def distill(
     require_both(dev_source, dev_target, "dev-")
     refuse_trees(*source, *reference)
     require_student_preset(preset)
-    base = student_preset(preset, teachers, vocabulary)
-    student = changed_by_options(base, config, settings)
+    change = partial(changed_by_options, config_file=config, assignments=settings)
+    student = student_settings(preset, teachers, vocabulary, change)
     require_own_tokenizer(preset, student, vocabulary)
     own = open_model(teachers[0]).search or SearchConfig()
     search = own.given({"num_best": 1, "beam_size": beam_size})

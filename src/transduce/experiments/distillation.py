@@ -326,8 +326,9 @@ def distill(
     models = paths_of("teachers", teachers)
     compared = tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests)
     observers = checked_observers(run_observers)
-    base = student_preset(preset, models, vocabulary)
-    student = with_settings(base, settings or {})
+    student = student_settings(
+        preset, models, vocabulary, lambda base: with_settings(base, settings or {})
+    )
     require_own_tokenizer(preset, student, vocabulary)
     plan = DistillationPlan(
         teachers=models,
@@ -678,10 +679,16 @@ def require_student_preset(name: str) -> None:
         )
 
 
-def student_preset(
-    name: str, teachers: Sequence[Path], vocabulary: Vocabulary
+def student_settings(
+    name: str,
+    teachers: Sequence[Path],
+    vocabulary: Vocabulary,
+    change: Callable[[RunConfig], RunConfig],
 ) -> RunConfig:
     """Return the settings of a preset, with lengths that fit the teachers' tokens.
+
+    `change` applies the user's settings. If it changes no length, sentences have at
+    most as many tokens as the student has positions, or as in the preset.
 
     Raises `ConfigError` without a teacher, and `CheckpointError` for a damaged one.
     """
@@ -689,12 +696,13 @@ def student_preset(
         raise ConfigError("A distillation needs a teacher, but none is given.")
     config = preset_named(name)
     if vocabulary == "new":
-        return config
+        return change(config)
     tokenizer = open_model(teachers[0], with_shortlist=False).tokenizer
     batching = batching_for(tokenizer, config)
-    if (most := num_positions(config.model)) is not None:
-        batching = replace(batching, max_length=min(batching.max_length, most))
-    return replace(config, batching=batching)
+    if (most := num_positions(change(config).model)) is not None:
+        longest = max(min(batching.max_length, most), config.batching.max_length)
+        batching = replace(batching, max_length=longest)
+    return change(replace(config, batching=batching))
 
 
 def require_own_tokenizer(

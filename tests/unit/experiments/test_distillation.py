@@ -17,10 +17,11 @@ from transduce.errors import ConfigError
 from transduce.experiments.distillation import (
     Vocabulary,
     _discard,
-    student_preset,
+    student_settings,
     students_hardware,
 )
 from transduce.experiments.run_folder import RUN_CONFIG, RunFolder
+from transduce.experiments.train import with_settings
 from transduce.machine import Precision
 from transduce.model.transformer import Transformer
 from transduce.text.tokenizer import learn_tokenizer
@@ -72,11 +73,16 @@ def test_a_wrong_argument_is_a_config_error(
 
 
 @pytest.mark.parametrize(
-    ("preset", "vocabulary", "longest"),
+    ("preset", "vocabulary", "settings", "longest"),
     [
-        ("student-tiny", "teacher", 601),
-        ("student-tiny", "new", 256),
-        ("bytenet-multi30k", "teacher", 400),
+        ("student-tiny", "teacher", {}, 601),
+        ("student-tiny", "new", {}, 256),
+        ("bytenet-multi30k", "teacher", {}, 400),
+        ("convs2s-multi30k", "teacher", {}, 256),
+        ("convs2s-multi30k", "teacher", {"model.max_positions": 601}, 601),
+        ("convs2s-multi30k", "teacher", {"model.max_positions": 100}, 256),
+        ("convs2s-multi30k", "teacher", {"batching.max_length": 300}, 300),
+        ("student-tiny", "teacher", {"batching.max_length": 256}, 256),
     ],
 )
 def test_a_student_of_characters_learns_lines_as_long_as_the_teacher_translates(
@@ -84,6 +90,7 @@ def test_a_student_of_characters_learns_lines_as_long_as_the_teacher_translates(
     tmp_path: Path,
     preset: str,
     vocabulary: Vocabulary,
+    settings: dict[str, int],
     longest: int,
 ) -> None:
     characters = TokenizerConfig(kind="character", vocab_size=290)
@@ -96,7 +103,12 @@ def test_a_student_of_characters_learns_lines_as_long_as_the_teacher_translates(
         weights=Transformer(config).state_dict(),
     )
     save_model(teacher, tmp_path / "teacher")
-    student = student_preset(preset, [tmp_path / "teacher"], vocabulary)
+    student = student_settings(
+        preset,
+        [tmp_path / "teacher"],
+        vocabulary,
+        lambda base: with_settings(base, settings),
+    )
     assert student.batching.max_length == longest
 
 
