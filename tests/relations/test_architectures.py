@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from beam_kinds import beam_search
+from callers_modes import MODES
 from transduce import checkpoint as checkpoint_module
 from transduce.architectures.config import CONFIGS
 from transduce.architectures.interface import TransductionModel
@@ -335,9 +336,39 @@ def test_an_ensemble_may_have_several_architectures(
             assert each.log_probability == pytest.approx(expected, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in PRESETS if name.endswith("-multi30k")]
-)
+OTHERS = [name for name in PRESETS if name.endswith("-multi30k")]
+"""A small preset of every architecture but the Transformer."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_modes_of_the_caller_do_not_change_translations_of_an_architecture(
+    name: str, tokenizer: Tokenizer
+) -> None:
+    torch.manual_seed(1)
+    config = replace(PRESETS[name].model, vocab_size=tokenizer.vocab_size)
+    weights = build(config).state_dict()
+    checkpoint = Checkpoint(
+        config=config, weights=weights, tokenizer=tokenizer, search=None, step=1
+    )
+    penalty = 0.2 if config.has_cross_attention else 0.0
+    search = SearchConfig(beam_size=3, max_length=4, coverage_penalty=penalty)
+    samples = SamplingConfig(number=2, extra_length=1)
+
+    def results() -> list[object]:
+        translator = Translator(checkpoint, CPU)
+        return [
+            [*translator.translate_stream(["one two three", "one"], search)],
+            translator.score(["one two", "three"], ["eins zwei drei", "eins"]),
+            translator.sample("one two three", samples),
+        ]
+
+    expected = results()
+    for mode in MODES.values():
+        with mode():
+            assert results() == expected
+
+
+@pytest.mark.parametrize("name", OTHERS)
 def test_a_transformer_translates_with_every_other_architecture(
     name: str, trained_checkpoint: Checkpoint, tokenizer: Tokenizer
 ) -> None:

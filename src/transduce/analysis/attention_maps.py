@@ -23,6 +23,7 @@ from transduce.architectures.mixture_of_experts import (
     MixtureEncoderLayer,
     MixtureTransformer,
 )
+from transduce.device import for_inference
 from transduce.errors import RequestError
 from transduce.model.attention import MultiHeadAttention, recorded_weights
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
@@ -126,7 +127,7 @@ def _taps(model: TransductionModel) -> dict[AttentionKind, Sequence[nn.Module]]:
     return {"encoder-decoder": model.cross_attention_taps}
 
 
-@torch.no_grad()
+@for_inference
 def attention_maps(
     model: TransductionModel,
     source: Int[Tensor, "batch source"],
@@ -169,7 +170,7 @@ def without_head(attention: MultiHeadAttention, head: int) -> Iterator[None]:
     def mask(_: nn.Module, __: object, weights: Tensor) -> Tensor:
         if get_ident() != thread:
             return weights
-        kept = torch.ones(weights.size(1), 1, 1, device=weights.device)
+        kept = weights.new_ones(weights.size(1), 1, 1)
         kept[head] = 0
         return weights * kept
 
@@ -257,7 +258,7 @@ def word_groups(
     starts: Sequence[int], num_pieces: int
 ) -> Float[Tensor, "pieces words"]:
     """Matrix of 1 where a piece belongs to a word, otherwise 0."""
-    groups = torch.zeros(num_pieces, len(starts))
+    groups = torch.zeros(num_pieces, len(starts), dtype=torch.float32, device="cpu")
     for word, (start, end) in enumerate(
         zip(starts, [*starts[1:], num_pieces], strict=True)
     ):
@@ -265,6 +266,7 @@ def word_groups(
     return groups
 
 
+@for_inference
 def between_words(
     weights: Float[Tensor, "*heads queries keys"],
     query_groups: Float[Tensor, "queries query_words"],

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.nn import functional
 
+from transduce.device import torch_defaults
 from transduce.machine import one_thread
 from transduce.model.attention import MultiHeadAttention
 from transduce.settings import MAX_WHOLE, convert_and_check, require_between
@@ -380,6 +381,7 @@ def dependencies(layers: nn.Module, n: int, d: int) -> Bool[Tensor, "outputs inp
     return (gradient != 0).any(dim=-1)
 
 
+@torch_defaults()
 def maximum_path_length(layer: LayerType, sizes: LayerSizes) -> int:
     """Fewest steps that connect each output with all inputs it may depend on.
 
@@ -398,6 +400,7 @@ def maximum_path_length(layer: LayerType, sizes: LayerSizes) -> int:
     return 1 + bisect_left(range(1, sizes.n + 1), True, key=connects)
 
 
+@torch_defaults()
 def count_sequential_operations(layer: LayerType, sizes: LayerSizes) -> int:
     """Number of operations in the longest chain of one layer's autograd graph."""
     made = make_layer(layer, sizes).to(EXACT)
@@ -506,6 +509,7 @@ class _Trial:
         self.seconds.append(time.process_time() - started)
 
 
+@torch_defaults()
 def measure_scaling(
     sweeps: Sequence[Sweep], max_rounds: int, on_round: Callable[[int], None]
 ) -> Scaling:

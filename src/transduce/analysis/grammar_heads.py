@@ -167,7 +167,7 @@ def annotate(
 def _with_end(
     groups: Float[Tensor, "pieces words"],
 ) -> Float[Tensor, "pieces_and_end words_and_end"]:
-    return torch.block_diag(groups, torch.ones(1, 1))
+    return torch.block_diag(groups, groups.new_ones(1, 1))
 
 
 def links(sentence: GrammarSentence) -> Iterator[Link]:
@@ -270,7 +270,7 @@ def _link_counts(
     weights = annotated.written if place == "written" else annotated.read
     weights = torch.cat([weights, weights.mean(dim=1, keepdim=True)], dim=1)
     found = links_by(linking, weights)
-    gold = torch.zeros(found.shape[-2:], dtype=torch.bool)
+    gold = found.new_zeros(found.shape[-2:])
     for source, target in annotated.sentence.alignment:
         gold[target, source] = True
     right = (found & gold).sum(dim=(-2, -1))

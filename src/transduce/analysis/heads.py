@@ -269,7 +269,7 @@ def _sums_over_queries(
     }
     if kind == "encoder-decoder":
         return sums
-    positions = torch.arange(weights.size(-1))
+    positions = torch.arange(weights.size(-1), device=weights.device)
     apart = (positions[:, None] - positions).abs()
     return sums | {
         "distance": (weights * apart).sum(dim=(-2, -1)),

@@ -6,6 +6,7 @@ epsilon. Its lowest power is the number of such operations on the shortest path.
 values of epsilon are enough to find it.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transduce.architectures.convolutional import scaled_gradient
 from transduce.architectures.deep_att import FastForwardLayer
 from transduce.architectures.interface import TransductionModel
+from transduce.device import torch_defaults
 from transduce.model.layers import SSRU
 from transduce.text.vocabulary import NUM_RESERVED
 
@@ -137,6 +139,7 @@ class SteppedRecurrence(nn.Module):
         return hidden, cell
 
 
+@torch_defaults()
 def measure_path_lengths(model: TransductionModel, n: int) -> PathLengths:
     """Measure the path lengths of a model with random weights, for n tokens a side.
 
@@ -145,7 +148,7 @@ def measure_path_lengths(model: TransductionModel, n: int) -> PathLengths:
     gradients = [_gradients(model, n, epsilon) for epsilon in EPSILONS]
     ratio = EPSILONS[0] / EPSILONS[1]
     powers = [
-        (first / second).log() / torch.tensor(ratio).log()
+        (first / second).log() / math.log(ratio)
         for first, second in zip(*gradients, strict=True)
     ]
     encoder, between, decoder = powers
@@ -198,8 +201,8 @@ def _sizes(
     direction = torch.randn(own.size(-1), dtype=own.dtype, generator=generator)
     found = torch.autograd.grad((own @ direction).sum(), embedded, retain_graph=True)
     # Their squares, in a norm, would underflow.
-    sizes = (each.abs().sum(dim=-1)[:, :count] for each in found)
-    return sum(sizes, torch.zeros(()))
+    sizes = [each.abs().sum(dim=-1)[:, :count] for each in found]
+    return torch.stack(sizes).sum(dim=0)
 
 
 @contextmanager

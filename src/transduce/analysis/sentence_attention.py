@@ -52,6 +52,7 @@ from transduce.decoding.translator import (
     allowed_tokens,
     possible_search,
 )
+from transduce.device import for_inference
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import AttentionKind
 from transduce.report.report import (
@@ -159,7 +160,7 @@ def _branch(
     )
 
 
-@torch.no_grad()
+@for_inference
 def record_search(
     model: TorchModel,
     source: Int[Tensor, "1 source"],

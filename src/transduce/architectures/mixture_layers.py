@@ -427,7 +427,7 @@ class MixtureOfExperts(nn.Module):
         assigned = Assignment(
             rows=torch.arange(len(rows), device=device),
             experts=torch.zeros(len(rows), dtype=torch.int64, device=device),
-            gates=torch.ones(len(rows), device=device),
+            gates=torch.ones(len(rows), dtype=torch.float32, device=device),
         )
         load: Tensor | None = assigned.gates.sum()[None]
         thresholds: list[Tensor] = []

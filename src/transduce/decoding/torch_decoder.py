@@ -362,7 +362,7 @@ class TorchCoverageDecoder(TorchDecoder):
         super().__init__(stepper, memory)
         self._tap = tap
         mask = memory.mask[:, 0]  # sentences 1 source
-        self._attention = torch.zeros(mask.shape, device=mask.device)
+        self._attention = mask.new_zeros(mask.shape, dtype=torch.float32)
         """Attention of each hypothesis to each source token, summed over steps:
         sentences x group x source."""
 

@@ -283,7 +283,7 @@ class Int8Linear(nn.Module):
             quantized = torch.quantize_per_channel(
                 weight.detach(),
                 scales=largest.double() / 127,
-                zero_points=torch.zeros(len(weight), dtype=torch.int64),
+                zero_points=torch.zeros_like(largest, dtype=torch.int64),
                 axis=0,
                 dtype=torch.qint8,
             )
@@ -366,7 +366,7 @@ LOGIT_POSITIONS = 256
 """Positions whose logits are computed at once: they take 38 MB for 37,000 tokens."""
 
 
-@torch.no_grad()
+@for_inference
 def score_targets(
     model: TransductionModel,
     source: Int[Tensor, "batch source"],

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from transduce.architectures.config import num_parameters
 from transduce.data.corpus_files import CorpusFiles
+from transduce.device import torch_defaults
 from transduce.errors import counted
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.quickstart import write_corpus
@@ -71,6 +72,7 @@ class ScoreStatistics:
     """Mean Frobenius norm of the Jacobian of the softmax."""
 
 
+@torch_defaults()
 def measure_scores(
     widths: Sequence[int], on_progress: Callable[[str], object]
 ) -> tuple[ScoreStatistics, ...]:

@@ -152,7 +152,7 @@ class GradientAccumulator:
         Returns the sums of the whole update, over all processes.
         """
         processes = self._processes
-        sums = torch.zeros(3, device=self._hardware.device)
+        sums = torch.zeros(3, dtype=torch.float32, device=self._hardware.device)
         # On a GPU one autocast context rounds each weight once, except in compiled
         # layers.
         with (
@@ -395,7 +395,7 @@ class _GradientGraph:
         """Record the computation, which will write the gradients, on a stream."""
         device = gradients[0].device
         self._batch = batch.to(device)
-        self._weight = torch.zeros((), device=device)
+        self._weight = torch.zeros((), dtype=torch.float32, device=device)
         # Weights must be rounded in each replay, not taken from an earlier call.
         capture = recorded_graph(stream, pool, frees_cache=True)
         with capture as self._graph, unchanged_weights():

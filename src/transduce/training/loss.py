@@ -387,7 +387,9 @@ def draw_samples(
         [
             refinement.reward([_without_end(each) for each in samples], reference)
             for samples, reference in zip(drawn, references, strict=True)
-        ]
+        ],
+        dtype=torch.float32,
+        device="cpu",
     )
     mean = rewards.mean(dim=1, keepdim=True)
     targets = [list(each) for samples in drawn for each in samples]

@@ -288,7 +288,9 @@ class WeightOptimizer:
             weight = self._weights[name]
             if moments == ADAM_MOMENTS:
                 made = float(step + earlier)  # for Adam's correction of the bias
-                on_device = torch.tensor(made, device=weight.device)
+                on_device = torch.tensor(
+                    made, dtype=torch.float32, device=weight.device
+                )
                 self._state_of(name)["step"] = on_device
             for moment in moments:
                 saved = tensors[f"{moment}.{name}"]

@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from callers_modes import MODES
 from transduce.analysis import cost as module
 from transduce.analysis.cost import MIN_ROUNDS, LayerSizes, Sweep, measure_scaling
 
@@ -45,6 +46,7 @@ class Clock:
                 seconds = sizes.d**power if layer == "recurrent" else sizes.n
                 clock.now += seconds * next(clock.noise)
                 assert torch.get_num_threads() == 1
+                assert (x.dtype, x.device.type) == (torch.float32, "cpu")
                 assert not torch.is_grad_enabled()
                 return x
 
@@ -71,6 +73,13 @@ def test_the_exponent_is_fitted_to_the_times(clock: Clock):
     assert first.fitted() == pytest.approx(list(first.seconds))
     assert second.exponent == pytest.approx(1)
     assert (first.sweep, second.sweep) == (SWEEP, OTHER)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_modes_of_the_caller_do_not_change_the_layers(clock: Clock, mode):
+    with mode():
+        measure_scaling([SWEEP], MIN_ROUNDS, nothing)
+    assert clock.turns  # the layer checks its input
 
 
 def test_the_measurement_ends_when_the_exponents_are_steady(clock: Clock):

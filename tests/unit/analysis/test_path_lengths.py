@@ -1,11 +1,14 @@
 """Path lengths are those of Table 1, whatever the architecture."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from callers_modes import MODES
 from transduce.analysis.path_lengths import (
     PathLengths,
     SteppedRecurrence,
@@ -28,6 +31,16 @@ def transformer(num_layers: int, neighbourhood: int | None = None) -> Transforme
 def test_attention_connects_all_positions_in_one_step(n: int) -> None:
     found = measure_path_lengths(transformer(2), n)
     assert found == PathLengths(n=n, encoder=1, between=1, decoder=1)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_modes_of_the_caller_do_not_change_path_lengths(
+    mode: Callable[[], AbstractContextManager[object]],
+) -> None:
+    model = transformer(2)
+    expected = measure_path_lengths(model, 5)
+    with mode():
+        assert measure_path_lengths(model, 5) == expected
 
 
 def test_restricted_attention_needs_a_layer_for_each_neighbourhood() -> None:

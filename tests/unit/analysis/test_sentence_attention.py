@@ -1,6 +1,8 @@
 """Attention and beam search of a sentence are those of its translation."""
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from callers_modes import MODES
 from transduce.analysis.sentence_attention import (
     SearchTree,
     as_page,
+    as_record,
     attend,
     draw_tree,
     look_into,
@@ -143,6 +147,22 @@ def test_the_search_of_a_page_is_that_of_parse(parsing_checkpoint: Checkpoint) -
     found = look_into(parser, "It is", None, search)
     [parse] = parser.parser().parse_stream([["It", "is"]], search)
     assert found.search.hypotheses[0].score == pytest.approx(parse.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
+def test_modes_of_the_caller_do_not_change_the_attention(
+    trained_checkpoint: Checkpoint, mode: Callable[[], AbstractContextManager[object]]
+) -> None:
+    search = SearchConfig(beam_size=2, max_length=4, coverage_penalty=0.1)
+
+    def record() -> object:
+        translator = Translator(trained_checkpoint, "cpu")
+        found = look_into(translator, SOURCE, None, search)
+        return as_record(found, "words")
+
+    expected = record()
+    with mode():
+        assert record() == expected
 
 
 TEXT = "one two three"

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from beam_kinds import beam_search
+from callers_modes import MODES
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import backend, torch_model
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
@@ -444,14 +445,7 @@ def test_one_sample_is_drawn_by_default(translator: Translator) -> None:
     assert translator.sample("one") == translator.sample("one", SamplingConfig())
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [
-        partial(torch.autocast, "cpu", dtype=torch.bfloat16),
-        partial(torch.device, "meta"),
-    ],
-    ids=["autocast", "default device"],
-)
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.filterwarnings("ignore:The processor has no instructions for bf16")
 def test_modes_of_the_caller_do_not_change_translations_by_pytorch(
