@@ -210,6 +210,26 @@ def test_parsers_are_tuned_by_f1(
     out = succeeds("tune", parsing_model, "--dev-trees", trees, *few, "--dry-run")
     assert out.startswith("F1 of 3 sentences\n")
     assert "as EVALB counts them" in out
+    assert "constrained" not in out
+
+
+def test_a_parser_is_tuned_for_constrained_search(
+    succeeds: Callable[..., str], parsing_model: Path, tmp_path: Path
+) -> None:
+    trees = tmp_path / "trees"
+    trees.write_text("(S (NP (DT the) (NN dog)) (VP (VBZ runs)))\n" * 3)
+    few = ("--beam-sizes", 1, "--length-penalties", 0.0, "--dry-run", "--json")
+    call = ("tune", parsing_model, "--dev-trees", trees, *few, "--constrained")
+    found = json.loads(succeeds(*call))
+    assert found["protocol"].endswith("searches constrained to trees")
+    for cell in found["cells"]:
+        beam, penalty = (cell["search"][n] for n in ("beam_size", "length_penalty"))
+        search = [f"--beam-size={beam}"]
+        if beam > 1:
+            search.append(f"--length-penalty={penalty}")
+        model = ("--model", parsing_model, *search, "--constrained", "--json")
+        scored = json.loads(succeeds("evaluate-parses", trees, *model))
+        assert cell["score"] == pytest.approx(scored["all"]["f1"])
 
 
 @pytest.mark.parametrize(
@@ -221,6 +241,7 @@ def test_parsers_are_tuned_by_f1(
         (("--length-penalties", -1), "`search.length_penalty` must be from 0 to"),
         (("--patiences", 0), "`search.patience` must be "),
         (("--tokenize", "words"), 'Invalid value "words"'),
+        (("--constrained",), "--constrained is for the trees of a parser, but text"),
         (("--dev-trees", "x"), "Dev text must be given: either --dev-source"),
     ],
     ids=str,

@@ -143,6 +143,17 @@ def test_a_bracket_in_the_text_is_escaped_as_in_treebanks(parser: Parser) -> Non
     assert parse_tree(str(written.tree)).words == ("-LRB-", "one", "-RRB-")
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_words_that_the_model_reads_as_spaces_have_a_tree_of_the_model(
+    parser: Parser, beam_size: int
+) -> None:
+    spaces = ["\u00a0", "\u3000"]
+    alone, _ = parse(parser, [spaces, ["one"]], beam_size, constrained=True)
+    assert alone.tree.words == tuple(spaces)
+    assert alone.repairs == Repairs()
+    assert alone.score < 0
+
+
 def test_a_sentence_that_is_too_long_has_a_flat_tree(parser: Parser) -> None:
     words = ["one"] * 1_001
     for constrained in (False, True):

@@ -49,6 +49,7 @@ def tune(
     beam_sizes: BeamSizes = (),
     length_penalties: Penalties = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5),
     patiences: Penalties = (),
+    constrained: Annotated[bool, Parameter(negative="")] = False,
     tokenize: Tokenize = "auto",
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -82,6 +83,9 @@ def tune(
         Length penalties (alpha) to try.
     patiences
         Patiences to try in addition to the model's.
+    constrained
+        Restrict the searches of a parser to well-formed trees, as `parse --constrained`
+        does; greedy search and small beams are then far worse than without.
     tokenize
         sacreBLEU's tokenizer; by default the one for the target's language.
     dry_run
@@ -98,7 +102,7 @@ def tune(
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
     require_both(dev_source, dev_target, "dev-")
-    _require_one_kind(dev_source, dev_trees, tokenize)
+    _require_one_kind(dev_source, dev_trees, tokenize, constrained=constrained)
     folder = find_model(model)
     if not dry_run and not os.access(folder, os.W_OK):
         raise ConfigError(
@@ -125,7 +129,9 @@ def tune(
 
         if dev_trees:
             gold = read_treebank(dev_trees)
-            tuning = tune_parsing(translator, gold, grid, searching)
+            tuning = tune_parsing(
+                translator, gold, grid, searching, constrained=constrained
+            )
         else:
             dev = _DevText.read(model, translator, dev_source, dev_target)
             tokenization = choose_tokenization(tokenize, dev.language, dev.references)
@@ -170,7 +176,9 @@ def _print(
     print(_verdict(tuning, folder, is_written))
 
 
-def _require_one_kind(dev_source: Files, dev_trees: Files, tokenize: Tokenize) -> None:
+def _require_one_kind(
+    dev_source: Files, dev_trees: Files, tokenize: Tokenize, *, constrained: bool
+) -> None:
     """Raise `ConfigError` unless text or trees are given, with options for them."""
     if bool(dev_source) == bool(dev_trees):
         raise ConfigError(
@@ -181,6 +189,11 @@ def _require_one_kind(dev_source: Files, dev_trees: Files, tokenize: Tokenize) -
         raise ConfigError(
             "--tokenize is for the BLEU of a text, but --dev-trees are scored by F1; "
             "leave it out."
+        )
+    if constrained and not dev_trees:
+        raise ConfigError(
+            "--constrained is for the trees of a parser, but text is given; leave it "
+            "out, or give --dev-trees."
         )
 
 

@@ -88,7 +88,8 @@ class _Sentence:
 
     @property
     def is_parsed(self) -> bool:
-        return 0 < len(self.source) <= MAX_SOURCE_TOKENS
+        # The source of words such as a no-break space is empty, but they have a tree.
+        return bool(self.words) and len(self.source) <= MAX_SOURCE_TOKENS
 
     def limit(self, config: SearchConfig) -> int:
         """Return the most symbols of its tree, the end included; some tree fits."""

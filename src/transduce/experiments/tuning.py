@@ -176,18 +176,27 @@ def _p_of_difference(
 
 
 def tune_parsing(
-    translator: Translator, gold: Sequence[Tree], grid: Grid, on_search: OnSearch
+    translator: Translator,
+    gold: Sequence[Tree],
+    grid: Grid,
+    on_search: OnSearch,
+    *,
+    constrained: bool = False,
 ) -> Tuning:
     """Score parses by labelled bracket F1; `RequestError` if the model is no parser."""
     parser = translator.parser()
     searches = grid.searches(translator.search)
     scores = []
     for search in _announced(searches, on_search):
-        parses = list(parser.parse_stream((tree.words for tree in gold), search))
+        words = (tree.words for tree in gold)
+        parses = list(parser.parse_stream(words, search, constrained=constrained))
         scores.append(score_parses(gold, parses).brackets)
+    protocol = "labelled brackets as EVALB counts them with COLLINS.prm"
+    if constrained:
+        protocol += "; searches constrained to trees"
     tuning = Tuning(
         metric="F1",
-        protocol="labelled brackets as EVALB counts them with COLLINS.prm",
+        protocol=protocol,
         num_sentences=len(gold),
         cells=_cells(searches, [score.all.f1 for score in scores]),
         p=None,

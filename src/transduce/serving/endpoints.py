@@ -491,7 +491,7 @@ def _translated(found: TranslatedSegment) -> messages.StreamedSegment:
 
 
 def _parsed(segment: Segment, parse: Parse | None) -> messages.StreamedParse:
-    if parse is None:
+    if parse is None or not parse.tree.leaves:  # only invisible characters
         return messages.StreamedParse(source=segment.text)
     return messages.StreamedParse(
         source=segment.text,

@@ -278,7 +278,7 @@ def test_a_text_is_parsed_sentence_by_sentence(
 
 
 def test_text_without_a_letter_has_its_offline_parse(http: RunningServer) -> None:
-    answer = http.post("/v1/parse", {"q": "1995\n \n-- 3.\n…"})
+    answer = http.post("/v1/parse", {"q": "1995\n \n-- 3.\n\u200b\n…"})
     pieces = [json.loads(line) for line in answer.body.splitlines()]
     parser = http.models[2].queue.translator.parser()
     lines = ["1995", "-- 3.", "…"]
