@@ -16,16 +16,25 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.typing import ColorType
 from rich.cells import cell_len
 from torch import Tensor
 
 from transduce.errors import ConfigError, DataError
 from transduce.files import atomic_file
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
-from transduce.report.chart import STYLE, drawn_in, fonts_for, new_figure, picture_of
+from transduce.report.chart import (
+    INK,
+    STYLE,
+    drawn_in,
+    fonts_for,
+    new_figure,
+    picture_of,
+)
 from transduce.report.report import Picture, xml_text
 
 HEAD_COLOURS = (
@@ -56,6 +65,8 @@ LEGEND_INCHES = 0.9
 """Width of a head in the legend."""
 BAR_INCHES = 0.8
 """Width of the colour bar."""
+MAX_DIGITS = 4
+"""Most decimals of a head's value."""
 HEADS_A_ROW = 4
 """Most maps side by side for long sentences."""
 
@@ -149,10 +160,11 @@ def _labels(texts: Sequence[str]) -> list[str]:
     Characters that XML lacks become U+FFFD, as in drawings of trees.
     """
     fonts = fonts_for(texts)
-    return [_shortened(fonts.shown(xml_text(text))) for text in texts]
+    return [shortened_label(fonts.shown(xml_text(text))) for text in texts]
 
 
-def _shortened(text: str) -> str:
+def shortened_label(text: str) -> str:
+    """Cut a long label in the middle."""
     if len(text) <= LONGEST_LABEL:
         return text
     half = (LONGEST_LABEL - 1) // 2
@@ -281,8 +293,8 @@ def _add_bar(figure: Figure, grid: Any) -> None:
 
 def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     """Draw one grid of layers and heads for each kind of attention."""
-    values = [value for grid in grids for value in grid.values.values()]
-    most = max(*map(abs, values), 1e-9)
+    values = [abs(value) for grid in grids for value in grid.values.values()]
+    most = max([*filter(math.isfinite, values), 1e-9])
     num_layers = max(grid.shape[0] for grid in grids)
     num_heads = max(grid.shape[1] for grid in grids)
     with matplotlib.rc_context(STYLE):
@@ -299,23 +311,27 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
 
 
 def _draw_grid(axes: Axes, grid: HeadValues, most: float) -> None:
-    values = np.zeros(grid.shape)
+    # Small values, such as increases of a loss, have two digits that are not 0.
+    digits = min(max(2, 1 - math.floor(math.log10(most))), MAX_DIGITS)
+    colours = matplotlib.colormaps["Blues"]
+    values = np.full(grid.shape, np.nan)
     for (layer, head), value in grid.values.items():
         values[layer - 1, head - 1] = value
-        is_dark = abs(value) > 0.6 * most
+        background = colours(abs(value) / most)
+        is_known = not math.isnan(value)
         axes.text(
             head,
             layer,
-            f"{value:.2f}",
+            f"{value:z.{digits}f}" if is_known else "–",
             ha="center",
             va="center",
             fontsize="small",
-            color="white" if is_dark else DARK,
+            color=_clearer(background, ("white", DARK)) if is_known else INK,
         )
     num_layers, num_heads = grid.shape
     axes.imshow(
         np.abs(values),
-        cmap="Blues",
+        cmap=colours,
         vmin=0,
         vmax=most,
         aspect="auto",
@@ -325,6 +341,26 @@ def _draw_grid(axes: Axes, grid: HeadValues, most: float) -> None:
     axes.set_xticks(range(1, num_heads + 1))
     axes.set_yticks(range(1, num_layers + 1))
     axes.tick_params(length=0)
+
+
+def _clearer(background: ColorType, texts: Sequence[str]) -> str:
+    """Colour of text with the greatest contrast to the background."""
+    light = _luminance(background)
+
+    def contrast(text: str) -> float:
+        lower, upper = sorted((light, _luminance(text)))
+        return (upper + 0.05) / (lower + 0.05)
+
+    return max(texts, key=contrast)
+
+
+def _luminance(colour: ColorType) -> float:
+    """Relative luminance of a colour, as the web's rules for contrast define it."""
+    shares = np.array(to_rgb(colour))
+    linear = np.where(
+        shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4
+    )
+    return float(linear @ (0.2126, 0.7152, 0.0722))
 
 
 def check_figure_path(path: Path) -> None:
@@ -369,8 +405,21 @@ def _plain(label: str) -> str:
 
 
 TRAINING, DEV, REWARD = "#4477aa", "#ee6677", "#228833"
-OTHERS = ("#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Colours of further dev sets."""
+OTHERS, MARKERS = ("#aa3377", "#b8860b", "#3399bb", "#7f7f7f", "#dd7722"), "^vPX"
+"""Colours and markers of further dev sets: together, 20 that differ."""
+CURVE_INCHES, ABOVE_INCHES, BELOW_INCHES = 3.6, 0.36, 0.5
+"""Height of learning curves, and of the margins in it above and below the charts."""
+ENTRY_INCHES = 0.2
+"""Height of an entry of a legend below the charts."""
+LEGEND_BELOW: dict[str, Any] = {
+    "loc": "upper left",
+    "bbox_to_anchor": (0, BELOW_INCHES / (ABOVE_INCHES + BELOW_INCHES - CURVE_INCHES)),
+    "fontsize": 8,
+    "handlelength": 1.5,
+    "borderpad": 0,
+    "borderaxespad": 0,
+}
+"""Place and size of such a legend."""
 TOKENIZER = re.compile(r"\|tok:([^|]*)")
 """Pattern of the tokenizer in sacreBLEU's signature."""
 
@@ -380,25 +429,25 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     entries = list(log)
     steps = [e for e in entries if e["kind"] == "step"]
     scores = [e for e in entries if e["kind"] == "dev"]
-    figure = Figure(figsize=(9, 3.6))
-    FigureCanvasAgg(figure)
-    # Fixed margins, because a layout engine draws everything twice.
-    figure.subplots_adjust(left=0.08, right=0.985, bottom=0.14, top=0.9, wspace=0.22)
+    others = _dev_sets(entries)
+    # The curves and legends of further dev sets would cover each other.
+    has_legend_below = len(others) > 0
+    figure = _wide_figure(len(others) + 4 if has_legend_below else 0)
     loss_axes, quality_axes = figure.subplots(1, 2)
     _line(loss_axes, steps, "loss", "training (with dropout)", TRAINING)
     name = next((e["name"] for e in scores if "name" in e), "dev")
-    others = _dev_sets(entries)
+    styles = list(zip(others, cycle(OTHERS), cycle(MARKERS)))
     _line(loss_axes, scores, "loss", name, DEV, marker="o")
-    for (other, found), color in zip(others.items(), cycle(OTHERS)):
-        _line(loss_axes, found, "loss", other, color, marker="o")
+    for other, color, marker in styles:
+        _line(loss_axes, others[other], "loss", other, color, marker)
     loss_axes.set_title(
         "smoothed loss, nats per target token", loc="left", fontsize="medium"
     )
     final = [e for e in entries if e["kind"] == "final"]
     key = "f1" if any("f1" in e for e in scores) else "bleu"
     _line(quality_axes, scores, key, f"{name}, greedy", DEV, marker="o")
-    for (other, found), color in zip(others.items(), cycle(OTHERS)):
-        _line(quality_axes, found, key, f"{other}, greedy", color, marker="o")
+    for other, color, marker in styles:
+        _line(quality_axes, others[other], key, f"{other}, greedy", color, marker)
     _line(quality_axes, final, key, "final model, beam search", TRAINING, marker="D")
     label = "labelled bracket F1" if key == "f1" else _bleu_label(scores)
     quality_axes.set_title(label, loc="left", fontsize="medium")
@@ -406,10 +455,30 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
     # The search for the best place takes long for many points, with a warning.
     for axes, place in ((loss_axes, "upper right"), (quality_axes, "lower right")):
         axes.set_xlabel("step")
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.grid(visible=True, alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(frameon=False, loc=place)
+            shown = LEGEND_BELOW if has_legend_below else {"loc": place}
+            axes.legend(frameon=False, **shown)
     figure.savefig(path, dpi=110)
+
+
+def _wide_figure(num_entries: int) -> Figure:
+    """Make a figure for two charts with room for legends below them."""
+    below = ENTRY_INCHES * num_entries
+    height = CURVE_INCHES + below
+    figure = Figure(figsize=(9, height))
+    FigureCanvasAgg(figure)
+    # Fixed margins, because a layout engine draws everything twice.
+    figure.subplots_adjust(
+        left=0.08,
+        right=0.965,
+        bottom=(BELOW_INCHES + below) / height,
+        top=1 - ABOVE_INCHES / height,
+        wspace=0.22,
+    )
+    return figure
 
 
 def _dev_sets(
@@ -429,7 +498,9 @@ def _draw_rewards(
     scores: Sequence[Mapping[str, Any]],
 ) -> None:
     """Draw the reward of samples and of dev translations in percent, if logged."""
-    sampled = [{**e, "reward": 100 * e["reward"]} for e in steps if "reward" in e]
+    sampled = [
+        {**e, "reward": 100 * e["reward"]} for e in steps if e.get("reward") is not None
+    ]
     _line(axes, sampled, "reward", "reward of samples", TRAINING)
     rewarded = [e for e in scores if "gleu" in e]
     _line(axes, rewarded, "gleu", "dev GLEU, greedy", REWARD, marker="s")
@@ -450,11 +521,18 @@ def _line(
     marker: str = "",
 ) -> None:
     if entries:
+        values = [e.get(key) for e in entries]
+        around = [None, *values, None]
+        # Without a neighbour, a value has no line.
+        alone = [
+            i for i in range(len(values)) if around[i] is None and around[i + 2] is None
+        ]
         axes.plot(
             [e["step"] for e in entries],
-            [e.get(key, math.nan) for e in entries],
+            [math.nan if value is None else value for value in values],
             color=color,
             label=label,
-            marker=marker,
-            markersize=4,
+            marker=marker or ("." if alone else ""),
+            markevery=None if marker else alone,
+            markersize=4 if marker else 6,
         )

@@ -158,7 +158,7 @@ def _pruning(survey: HeadSurvey) -> Iterator[Part]:
     yield Table(
         columns=columns("head", "loss", "increase"),
         rows=tuple(
-            (str(each.head), f"{each.loss:.4f}", f"{each.loss - survey.loss:+.4f}")
+            (str(each.head), f"{each.loss:.4f}", f"{each.loss - survey.loss:+z.4f}")
             for each in survey.pruned
         ),
     )

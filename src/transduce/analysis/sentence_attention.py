@@ -4,6 +4,7 @@ The search is the tree of the hypotheses of each step, which is also drawn.
 """
 
 import json
+import math
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Int64
+from rich.cells import cell_len
 from torch import Tensor
 
 from transduce.analysis.attention_maps import (
@@ -25,7 +27,7 @@ from transduce.analysis.attention_maps import (
     word_groups,
     word_starts,
 )
-from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads
+from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads, shortened_label
 from transduce.analysis.heads import (
     LEGEND,
     head_statistics,
@@ -191,8 +193,10 @@ def record_search(
     return SearchTree(steps=tuple(recorded.steps), hypotheses=tuple(hypotheses))
 
 
-STEP, LANE, MARGIN = 110, 46, 24
-"""Pixels between steps, between ranks, and around the drawing."""
+LANE, MARGIN, GAP = 46, 24, 48
+"""Pixels between ranks, around the drawing, and of a line between two tokens."""
+CELL, NARROWEST = 7.5, 62
+"""Width of a letter in pixels, where wide ones count twice, and of short tokens."""
 
 
 def draw_tree(tree: SearchTree, tokens: dict[int, str]) -> str:
@@ -203,13 +207,17 @@ def draw_tree(tree: SearchTree, tokens: dict[int, str]) -> str:
     """
     best = set(enumerate(tree.path(tree.hypotheses[0])))
     num_lanes = max(map(len, tree.steps), default=1)
+    drawn = {branch.token for branches in tree.steps for branch in branches} - {EOS}
+    labels = {token: _label(tokens[token]) for token in drawn}
+    longest = max(map(cell_len, labels.values()), default=0)
+    reach = max(NARROWEST, math.ceil(CELL * longest) + MARGIN // 4)
     shapes = [
-        *_branches(tree, tokens, best),
-        *_ends(tree, num_lanes),
-        _node(_place(0, 0), None, "<s>", "", is_best=False),
+        *_branches(tree, labels, best, reach),
+        *_ends(tree, num_lanes, reach),
+        _node((0, 0), None, "<s>", "", is_best=False, reach=reach),
     ]
     ended = Counter(len(hypothesis.ids) for hypothesis in tree.hypotheses)
-    width = MARGIN * 2 + STEP * (max([len(tree.steps), *ended]) + 2)
+    width = MARGIN * 2 + (reach + GAP) * (max([len(tree.steps), *ended]) + 2)
     height = MARGIN * 2 + LANE * (num_lanes + max(ended.values()))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
@@ -218,32 +226,39 @@ def draw_tree(tree: SearchTree, tokens: dict[int, str]) -> str:
     )
 
 
+def _label(piece: str) -> str:
+    """Token as it is drawn: without its space, and a long one cut in the middle."""
+    return shortened_label(xml_text(piece.strip() or "␣"))
+
+
 def _branches(
-    tree: SearchTree, tokens: dict[int, str], best: set[tuple[int, int]]
+    tree: SearchTree, labels: dict[int, str], best: set[tuple[int, int]], reach: int
 ) -> Iterator[str]:
     for step, branches in enumerate(tree.steps):
         for lane, branch in enumerate(branches):
             if branch.token == EOS:  # finished; only fills up the beam
                 continue
             yield _node(
-                _place(step + 1, lane),
-                _place(step, branch.parent or 0),
-                tokens[branch.token].strip() or "␣",
-                f"{branch.total:.2f}",
+                (step + 1, lane),
+                (step, branch.parent or 0),
+                labels[branch.token],
+                f"{branch.total:z.2f}",
                 is_best=(step, lane) in best,
+                reach=reach,
             )
 
 
-def _ends(tree: SearchTree, num_lanes: int) -> Iterator[str]:
+def _ends(tree: SearchTree, num_lanes: int, reach: int) -> Iterator[str]:
     ended: Counter[int] = Counter()
     for hypothesis in tree.hypotheses:
         last, path = len(hypothesis.ids), tree.path(hypothesis)
         yield _node(
-            _place(last + 1, num_lanes + ended[last]),
-            _place(len(path), path[-1] if path else 0),
+            (last + 1, num_lanes + ended[last]),
+            (len(path), path[-1] if path else 0),
             "</s>" if hypothesis.is_finished else "cut short",
-            f"score {hypothesis.score:.3f}",
+            f"score {hypothesis.score:z.3f}",
             is_best=hypothesis is tree.hypotheses[0],
+            reach=reach,
         )
         ended[last] += 1
 
@@ -253,22 +268,29 @@ def _node(
     parent: tuple[int, int] | None,
     label: str,
     figure: str,
+    *,
     is_best: bool,
+    reach: int,
 ) -> str:
-    x, y = place
+    """Draw a token at its step and rank, and the line from its parent.
+
+    A column is `reach` pixels wide.
+    """
+    x, y = _pixels(place, reach)
     line = ""
     if parent is not None:
-        from_x, from_y = parent
-        line = f'<line x1="{from_x + 62}" y1="{from_y}" x2="{x - 6}" y2="{y}"/>'
+        from_x, from_y = _pixels(parent, reach)
+        line = f'<line x1="{from_x + reach}" y1="{from_y}" x2="{x - 6}" y2="{y}"/>'
     return (
         f"<g{' class=best' if is_best else ''}>{line}"
-        f'<text x="{x}" y="{y}">{escape(xml_text(label))}</text>'
+        f'<text x="{x}" y="{y}">{escape(label)}</text>'
         f'<text class="quiet" x="{x}" y="{y + 14}">{figure}</text></g>'
     )
 
 
-def _place(step: int, lane: int) -> tuple[int, int]:
-    return MARGIN + STEP * step, MARGIN + LANE * lane + LANE // 4
+def _pixels(place: tuple[int, int], reach: int) -> tuple[int, int]:
+    step, lane = place
+    return MARGIN + (reach + GAP) * step, MARGIN + LANE * lane + LANE // 4
 
 
 MAX_TOKENS = 128
@@ -573,7 +595,7 @@ def _data(sentence: SentenceAttention) -> str:
         "maps": {kind: _weights(pair.maps.of(kind)) for kind in pair.maps.kinds},
     }
     # A text must not be able to close the element.
-    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
+    text = json.dumps(data).replace("<", "\\u003c")
     return f'<script type="application/json" id="attention">{text}</script>'
 
 
@@ -625,8 +647,8 @@ def _hypotheses(sentence: SentenceAttention) -> Section:
     rows = tuple(
         (
             str(rank),
-            f"{hypothesis.score:.3f}",
-            f"{hypothesis.log_probability:.3f}",
+            f"{hypothesis.score:z.3f}",
+            f"{hypothesis.log_probability:z.3f}",
             str(len(hypothesis.ids)),
             text,
         )

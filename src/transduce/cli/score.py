@@ -134,7 +134,7 @@ def _text(pair: SentencePair) -> str:
 
 def _line(score: TargetScore, *, jsonl: bool) -> str:
     if not jsonl:
-        return f"{score.log_probability:.6f}\n"
+        return f"{score.log_probability:z.6f}\n"
     line = {
         "log_probability": score.log_probability,
         "num_tokens": score.num_tokens,
@@ -156,5 +156,5 @@ def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str
     return (
         f"# {counted(num_pairs, 'pair')}, {counted(num_tokens, 'token')}: "
         f"log-probability "
-        f"{total:.4f}, perplexity {mean:.4f} a token\n"
+        f"{total:z.4f}, perplexity {mean:.4f} a token\n"
     )

@@ -73,7 +73,7 @@ class Parse:
     """Whether the sentence was too long for the model, so that its tree is flat."""
 
     def __repr__(self) -> str:
-        shown = [f"tree={shortened(str(self.tree))}", f"score={self.score:.3f}"]
+        shown = [f"tree={shortened(str(self.tree))}", f"score={self.score:z.3f}"]
         if self.repairs.total:
             shown.append(f"repairs={self.repairs.total}")
         if self.is_overlong:

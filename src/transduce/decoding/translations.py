@@ -68,7 +68,7 @@ class TranslationHypothesis:
     short, of the end token. Empty if the source was translated in parts."""
 
     def __repr__(self) -> str:
-        shown = f"text={shortened(self.text)}, score={self.score:.3f}"
+        shown = f"text={shortened(self.text)}, score={self.score:z.3f}"
         return f"{type(self).__name__}({shown}, tokens={len(self.tokens)})"
 
 
@@ -89,7 +89,7 @@ class Translation:
     sum of the parts' scores."""
 
     def __repr__(self) -> str:
-        shown = [f"text={shortened(self.text)}", f"score={self.score:.3f}"]
+        shown = [f"text={shortened(self.text)}", f"score={self.score:z.3f}"]
         if len(self.hypotheses) > 1:
             shown.append(f"hypotheses={len(self.hypotheses)}")
         if self.num_parts > 1:

@@ -584,7 +584,7 @@ def _difference_cells(row: RowResult) -> tuple[str, ...]:
         return (*cells, "", "", "", "")
     return (
         *cells,
-        f"{row.bleu.difference:+.2f}",
+        f"{row.bleu.difference:+z.2f}",
         f"{paper.difference:+.1f}",
         f"{row.p:.4f}",
         _direction(row),

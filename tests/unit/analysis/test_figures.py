@@ -1,5 +1,7 @@
 """Figures of attention: every word can be read, whatever its length or script."""
 
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,7 +15,9 @@ from matplotlib.figure import Figure
 from transduce.analysis import figures
 from transduce.analysis.figures import (
     HEAD_COLOURS,
+    HeadValues,
     LabelledHeads,
+    draw_heads,
     draw_lines,
     draw_maps,
     draw_overview,
@@ -151,3 +155,35 @@ def test_the_last_resort_font_is_never_chosen() -> None:
     names = [name for name, _ in chart.installed_fonts()]
     assert chart.DEFAULT_FONT in names
     assert not [name for name in names if name.startswith(chart.LAST_RESORT)]
+
+
+def values_drawn(*values: float) -> list[str]:
+    """Texts of the cells of a picture of one layer."""
+    heads = {(1, head): value for head, value in enumerate(values, start=1)}
+    picture = draw_heads("name", "title", [HeadValues(kind="encoder", values=heads)])
+    return re.findall(r">([−–\d.-]*[–.][−\d]*)</text>", picture.svg)
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.5, -0.001, math.nan], ["0.50", "0.00", "–"]),
+        ([math.nan, 0.0123, -0.0123], ["–", "0.012", "-0.012"]),
+        ([4e-7, -4e-7], ["0.0000", "0.0000"]),
+        ([0.0], ["0.0000"]),
+    ],
+    ids=["usual", "small", "tiny", "zero"],
+)
+def test_values_of_heads_have_digits_and_no_negative_zero(
+    values: list[float], shown: list[str]
+) -> None:
+    assert values_drawn(*values) == shown
+
+
+def test_a_value_is_legible_on_its_cell() -> None:
+    heads = {(1, 1): 0.62, (1, 2): 1.0, (1, 3): 0.1}
+    grid = HeadValues(kind="encoder", values=heads)
+    svg = draw_heads("name", "title", [grid]).svg
+    cells = re.findall(r"fill: (#\w+)[^>]*>(\d\.\d\d)<", svg)
+    dark = figures.DARK  # white has a contrast of 3.3 there
+    assert cells == [(dark, "0.62"), ("#ffffff", "1.00"), (dark, "0.10")]

@@ -1,6 +1,8 @@
 """Learning curves show what each kind of run has logged."""
 
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,11 @@ NAMED = [
 PARSING = [
     {"kind": "dev", "step": 2, "loss": 2.0, "f1": 60.0},
     {"kind": "final", "step": 2, "f1": 70.0},
+]
+SETS = [
+    {"kind": "dev set", "step": n, "loss": 4 / n, "bleu": 9.0, "name": f"{i:040}"}
+    for n in (1, 2)
+    for i in range(20)
 ]
 SAMPLED = [{"kind": "step", "step": 2, "loss": 2.5, "reward": 0.25}]
 
@@ -89,3 +96,64 @@ def test_a_learning_curve_shows_loss_and_quality(
     assert len(others) == len(sets)
     assert losses.get_legend() is not None
     assert (scores.get_legend() is None) is (quality == {})
+
+
+def test_every_dev_set_has_a_look_of_its_own(drawn: list[Figure]) -> None:
+    draw_learning_curve([*STEPS, *DEV, *SETS], Path("unwritten.png"))
+    for axes in drawn[0].axes:
+        lines = axes.get_lines()
+        looks = {(line.get_color(), line.get_marker()) for line in lines}
+        assert len(looks) == len(lines) >= 21
+
+
+def test_legends_of_several_dev_sets_cover_nothing(drawn: list[Figure]) -> None:
+    draw_learning_curve([*STEPS, *DEV, *FINAL, *SETS], Path("unwritten.png"))
+    [figure] = drawn
+    figure.draw_without_rendering()
+    places = [axes.get_window_extent() for axes in figure.axes]
+    legends = [axes.get_legend() for axes in figure.axes]
+    texts = [
+        text.get_window_extent()
+        for legend in legends
+        if legend is not None
+        for text in legend.get_texts()
+    ]
+    assert max(text.y1 for text in texts) < min(place.y0 for place in places)
+    assert min(text.y0 for text in texts) > 0
+    assert max(text.x1 for text in texts) < figure.bbox.x1
+    assert max(text.x1 for text in texts[:22]) < places[1].x0
+
+
+@pytest.mark.parametrize(
+    ("losses", "marked"),
+    [([5.0], [0]), ([None, 3.0, None, 2.0, 1.0], [1]), ([3.0, 2.0], [])],
+    ids=["one step", "between others", "a line"],
+)
+def test_a_value_without_a_neighbour_is_a_point(
+    drawn: list[Figure], losses: list[float | None], marked: list[int]
+) -> None:
+    log = [{"kind": "step", "step": n, "loss": x} for n, x in enumerate(losses)]
+    draw_learning_curve(log, Path("unwritten.png"))
+    [line] = drawn[0].axes[0].get_lines()
+    assert line.get_marker() == ("." if marked else "")
+    assert line.get_markevery() == marked
+
+
+@pytest.mark.parametrize("last", [1, 7, 600_000])
+def test_steps_are_whole_numbers_that_fit(drawn: list[Figure], last: int) -> None:
+    log = [{"kind": "step", "step": n, "loss": 1.0} for n in {1, last}]
+    draw_learning_curve(log, Path("unwritten.png"))
+    [figure] = drawn
+    figure.draw_without_rendering()
+    ticks = [each.label1 for each in figure.axes[0].xaxis.get_major_ticks()]
+    shown = [each for each in ticks if each.get_text()]
+    assert all(re.fullmatch("−?[\\d,]+", each.get_text()) for each in shown)
+    places = [each.get_window_extent() for each in shown]
+    assert all(one.x1 < other.x0 for one, other in pairwise(places))
+
+
+def test_a_reward_that_is_no_number_is_left_out(drawn: list[Figure]) -> None:
+    rewards = [{"kind": "step", "step": 3, "loss": 1.0, "reward": None}]
+    draw_learning_curve([*SAMPLED, *rewards], Path("unwritten.png"))
+    [line] = drawn[0].axes[1].get_lines()
+    assert list(line.get_ydata()) == [25]  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Attention and beam search of a sentence are those of its translation."""
 
 import math
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.cells import cell_len
 from torch import Tensor
 
 from callers_modes import MODES
@@ -289,6 +291,26 @@ def test_the_drawing_has_every_branch_and_every_end(tree: SearchTree) -> None:
         assert f"score {hypothesis.score:.3f}" in svg
     # The best path and its end.
     assert svg.count("class=best") == len(tree.hypotheses[0].ids) + 1
+
+
+@pytest.mark.parametrize(
+    "piece", [" a", " responsibilities", " 中华人民共和国", "x" * 99]
+)
+def test_a_line_begins_behind_its_token(tree: SearchTree, piece: str) -> None:
+    tokens = {b.token: piece for step in tree.steps for b in step}
+    svg = draw_tree(tree, tokens)
+    starts = {int(x) for x in re.findall(r'<text x="(\d+)"', svg)}
+    ends = {int(x) for x in re.findall(r'<line x1="(\d+)"', svg)}
+    [shown] = {
+        text
+        for text in re.findall(r'\d">([^<]*)</text>', svg)
+        if text[:1] == piece.strip()[0]
+    }
+    width = 6 * cell_len(shown)  # at least, in letters of 13 pixels
+    for end in ends:
+        nearest = max(x for x in starts if x < end)
+        assert end - nearest >= width
+        assert min(x for x in starts if x > end) - end > 30
 
 
 def test_the_drawing_has_no_characters_that_xml_lacks(tree: SearchTree) -> None:
