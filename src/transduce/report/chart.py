@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from html import escape
 from io import BytesIO, StringIO
 from typing import Any, Literal
 
@@ -98,15 +99,20 @@ def picture_of(figure: Figure, name: str, title: str) -> Picture:
     return Picture(
         name=name,
         title=title,
-        svg=_part_of_a_page(vector.getvalue()),
+        svg=_part_of_a_page(vector.getvalue(), name, title),
         png=pixels.getvalue(),
     )
 
 
-def _part_of_a_page(svg: str) -> str:
-    """Remove the file header and ids that could clash with another picture's."""
+def _part_of_a_page(svg: str, name: str, title: str) -> str:
+    """Remove the file header, name the picture, and give it ids of its own.
+
+    Two pictures may have the same marks, and then the same ids for them.
+    """
     svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
-    return re.sub(r' id="[\w.]+_\d+"', "", svg).rstrip()
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+    svg = re.sub(r' id="[\w.]+_\d+"', "", svg)
+    return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg).rstrip()
 
 
 class _ShortNumbers(LogFormatter):

@@ -105,7 +105,18 @@ def as_markdown(report: Report) -> str:
     for section in report.sections:
         blocks.append(f"## {_escaped(section.title)}")
         blocks.extend(_block(part) for part in section.parts)
-    return encodable("\n\n".join(blocks) + "\n")
+    return visible("\n\n".join(blocks) + "\n")
+
+
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]")
+
+
+def visible(text: str) -> str:
+    """Escape control characters, which terminals obey and pages cannot have.
+
+    The same holds for the bytes of file names that are not UTF-8.
+    """
+    return encodable(_INVISIBLE.sub(lambda found: repr(found[0])[1:-1], text))
 
 
 def encodable(text: str) -> str:
@@ -207,31 +218,36 @@ def whole_page(
 </body>
 </html>
 """
-    return encodable(page)
+    return visible(page)
 
 
 def as_html(section: Section) -> str:
     """Format a section as HTML."""
-    parts = [line for part in section.parts for line in _html_part(part)]
+    parts = [line for part in section.parts for line in _html_part(part, section.title)]
     heading = f"<h2>{escape(section.title)}</h2>"
     return "\n".join(["<section>", heading, *parts, "</section>"])
 
 
-def _html_part(part: Part) -> Iterator[str]:
+def _html_part(part: Part, section: str) -> Iterator[str]:
     match part:
         case Table():
-            yield from _html_table(part)
+            yield from _html_table(part, part.title or section)
         case Picture():
             title = escape(part.title)
-            drawing = f'<div class="drawing" tabindex="0">\n{part.svg}\n</div>'
+            drawing = f"{_scrolling('drawing', part.title)}\n{part.svg}\n</div>"
             yield f"<figure>\n{drawing}\n<figcaption>{title}</figcaption>\n</figure>"
         case str():
             yield f"<p>{escape(part)}</p>"
 
 
-def _html_table(table: Table) -> Iterator[str]:
-    # In a box, so that a wide table scrolls, not the page.
-    yield '<div class="table" tabindex="0">\n<table>'
+def _scrolling(kind: str, name: str) -> str:
+    """Start tag of a named box that scrolls, also by keyboard, instead of the page."""
+    named = f' role="group" aria-label="{escape(name)}"' if name else ""
+    return f'<div class="{kind}" tabindex="0"{named}>'
+
+
+def _html_table(table: Table, name: str) -> Iterator[str]:
+    yield f"{_scrolling('table', name)}\n<table>"
     if table.title:
         yield f"<caption>{escape(table.title)}</caption>"
     heads = "".join(

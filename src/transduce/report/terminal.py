@@ -5,6 +5,7 @@ from Python's random numbers then.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -12,7 +13,15 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from transduce.report.report import Cell, Picture, Report, Table, plain
+from transduce.report.report import (
+    Cell,
+    MarkedText,
+    Picture,
+    Report,
+    Table,
+    plain,
+    visible,
+)
 
 LONGEST_WHOLE = 20
 """Longest word, in characters, that is kept whole if the table fits."""
@@ -26,16 +35,37 @@ EDGES = 2
 
 def show(report: Report, console: Console) -> None:
     """Print a report without its pictures."""
-    console.print(Text(report.title, style="bold"))
+    console.print(Text(visible(report.title), style="bold"))
     for section in report.sections:
         console.print()
-        console.print(Text(section.title, style="bold"))
+        console.print(Text(visible(section.title), style="bold"))
         for part in section.parts:
             if isinstance(part, Table):
-                for shown in _terminal_tables(part, console.width):
-                    console.print(shown)
+                show_table(part, console)
             elif not isinstance(part, Picture):
-                console.print(Text(part))
+                console.print(Text(visible(part)))
+
+
+def show_table(table: Table, console: Console) -> None:
+    """Print a table, or a list for each of its rows on a narrow terminal."""
+    for shown in _terminal_tables(_visible_table(table), console.width):
+        console.print(shown)
+
+
+def _visible_table(table: Table) -> Table:
+    """Escape the control characters of all texts of a table."""
+    return Table(
+        title=visible(table.title),
+        columns=tuple(replace(c, name=visible(c.name)) for c in table.columns),
+        rows=tuple(tuple(map(_visible_cell, row)) for row in table.rows),
+    )
+
+
+def _visible_cell(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return visible(cell)
+    words = tuple((visible(word), is_marked) for word, is_marked in cell.words)
+    return MarkedText(words=words, separator=cell.separator)
 
 
 def _terminal_tables(table: Table, width: int) -> Iterator[RichTable | Text]:

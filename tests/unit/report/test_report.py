@@ -1,6 +1,8 @@
 """Every format of a report is complete, and no text breaks a format."""
 
 import io
+import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -122,7 +124,17 @@ class TestPage:
         assert "<svg" in text
         assert "<figcaption>How it grows</figcaption>" in text
         # On a phone it scrolls, also by keyboard, as its text would be too small.
-        assert '<div class="drawing" tabindex="0">\n<svg' in text
+        assert '<div class="drawing" tabindex="0" role="group" aria-label="How' in text
+        assert '<svg role="img" aria-label="How it grows"' in text
+
+    def test_a_table_that_scrolls_has_a_name(self) -> None:
+        unnamed = Table(columns=columns("a"), rows=(("b",),))
+        named = replace(unnamed, title="Scores")
+        shown = as_html(Section(title='"All"', parts=(named, unnamed)))
+        names = re.findall(
+            r'class="table" tabindex="0" role="group" aria-label="(.*?)"', shown
+        )
+        assert names == ["Scores", "&quot;All&quot;"]
 
 
 class TestMarkdown:
@@ -201,7 +213,7 @@ class TestTerminal:
 
     def test_only_the_longest_words_are_broken_in_a_narrow_table(self) -> None:
         names = ("system", "BLEU", "95 %", "difference", "p bootstrap", "p shuffles")
-        row = ("translations.of.a.system.de", "100.00", "± 0.00", "+0.00", "1", "1")
+        row = ("translations.of.a.system.de", "100.00", "±0.00", "+0.00", "1", "1")
         table = Table(
             columns=columns(*names, "verdict"), rows=((*row, "not significant"),)
         )
@@ -247,9 +259,30 @@ class TestChart:
         assert draw(chart).svg.encode()
 
     def test_two_pictures_of_a_page_have_no_common_ids(self, picture: Picture) -> None:
-        assert 'id="figure_1"' not in picture.svg
+        series = (Series(label="a", x=[1, 2], y=[3, 4], drawn="curve"),)
+        one, other = (
+            draw(Chart(name=name, title="t", x_label="x", y_label="y", series=series))
+            for name in ("one", "other")
+        )
+        ids = re.findall(r' id="(.*?)"', one.svg + other.svg)
+        assert len(ids) == len(set(ids)) > 0
+        used = re.findall(r'(?:href="|url\()#(.*?)["\)]', one.svg + other.svg)
+        assert set(used) == set(ids)
         assert picture.svg.startswith("<svg")
         assert picture.svg.endswith("</svg>")
+
+
+def test_control_characters_are_shown_as_escapes() -> None:
+    """A terminal would obey them, and a page must not have them."""
+    odd = "a\x1b[2J\x9bb\x07"
+    marked = MarkedText(words=((odd, True),))
+    table = Table(title=odd, columns=columns(odd, "b"), rows=((odd, marked),))
+    report = Report(title=odd, sections=(Section(title=odd, parts=(odd, table)),))
+    output = io.StringIO()
+    show(report, Console(file=output, width=200))
+    for text in (output.getvalue(), as_page(report), as_markdown(report)):
+        assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text) is None
+        assert text.replace("\\[", "[").count(r"a\x1b[2J\x9bb\x07") >= 6
 
 
 def test_a_table_has_a_cell_for_each_column() -> None:
