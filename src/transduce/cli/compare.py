@@ -251,13 +251,13 @@ def _signatures(scores: PairedScores) -> tuple[str, str]:
 
 
 def _score_cells(score: SystemScore) -> tuple[str, ...]:
-    interval = f"± {score.interval:.2f}"
+    interval = f"±{score.interval:.2f}"
     if score.bootstrap_p is None or score.randomisation_p is None:
         return f"{score.score:.2f}", interval, "", "", ""
     return (
         f"{score.score:.2f}",
         interval,
-        f"{score.difference:+.2f}",
+        f"{score.difference:+z.2f}",
         f"{score.bootstrap_p:.4f}",
         f"{score.randomisation_p:.4f}",
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TextIO, cast
 
-from rich.console import Console, ConsoleDimensions
+from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.progress import (
     Progress,
     ProgressColumn,
@@ -27,7 +27,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress_bar import ProgressBar
+from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from transduce.errors import TransduceWarning, counted
 from transduce.files import without_infinity
@@ -77,6 +79,34 @@ class BoundedConsole(Console):
     def can_animate(self) -> bool:
         """Whether output can be redrawn: not in files and dumb terminals."""
         return self.is_terminal and not self.is_dumb_terminal and self.file.isatty()
+
+    def status(self, status: RenderableType, **options: Any) -> Status:
+        """Return a line with a spinner, which a file or a dumb terminal does not get.
+
+        Rich also draws it into files if `FORCE_COLOR` is set, as in the logs of CI.
+        """
+        return StatusLine(self, status, **options)
+
+
+class StatusLine(Status):
+    """Spinner with a text, which is not read as markup."""
+
+    def __init__(
+        self, console: BoundedConsole, status: RenderableType, **options: Any
+    ) -> None:
+        super().__init__(_unmarked(status), console=console, **options)
+        self._is_shown = console.can_animate
+
+    def update(self, status: RenderableType | None = None, **options: Any) -> None:
+        super().update(_unmarked(status) if status else None, **options)
+
+    def start(self) -> None:
+        if self._is_shown:
+            super().start()
+
+
+def _unmarked(status: RenderableType) -> RenderableType:
+    return Text(_in_one_line(status)) if isinstance(status, str) else status
 
 
 def plain_console() -> BoundedConsole:
@@ -311,15 +341,16 @@ def warn(message: object) -> None:
 
 
 def print_message(message: str) -> None:
-    """Print a message on one line of standard error, ignoring failures.
-
-    Control characters, such as a line end in the name of a file, are escaped.
-    """
-    message = CONTROL.sub(lambda found: repr(found[0])[1:-1], message)
+    """Print a message on one line of standard error, ignoring failures."""
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(_in_one_line(message), file=sys.stderr, flush=True)
     except OSError:
         _discard(ERROR_DESCRIPTOR)
+
+
+def _in_one_line(text: str) -> str:
+    """Escape control characters, such as a line end in the name of a file."""
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class _LastingStream:

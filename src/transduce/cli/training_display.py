@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from transduce.cli.terminal import ProgressDisplay
 from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.corpus_mixture import CorpusMixture
@@ -24,6 +22,8 @@ from transduce.experiments.pipeline import RunResult, RunStart
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_folder import TENSORBOARD
 from transduce.machine import describe_threads
+from transduce.report.report import Column, Table, columns
+from transduce.report.terminal import show_table
 from transduce.text.languages import english_name
 from transduce.text.pair_changes import SHARES, TextAugmentationConfig
 from transduce.training.config import TrainingConfig
@@ -175,7 +175,7 @@ class TrainingDisplay(ProgressDisplay):
                 self.console.print(f"  {score.name}: {_figures(score)}")
             if result.before:
                 after = (result.dev, *result.dev_sets)
-                self.console.print(_comparison(result.before, after))
+                show_table(_comparison(result.before, after), self.console)
         self.console.print(
             f"{what} is in {result.model}; the learning curve is {result.picture}."
         )
@@ -218,15 +218,15 @@ def _comparison(before: Sequence[DevScore], after: Sequence[DevScore]) -> Table:
 
     A change is the difference of the scores as they are shown.
     """
-    table = Table("dev set", "metric", box=None, pad_edge=False)
-    for name in ("start", "model", "change"):
-        table.add_column(name, justify="right")
+    rows: list[tuple[str, ...]] = []
     for old, new in zip(before, after, strict=True):
         for metric, scores in _metrics(old, new).items():
             one, other = (round(score, 2) for score in scores)
             shown = (f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}")
-            table.add_row(new.name, metric, *shown)
-    return table
+            rows.append((new.name, metric, *shown))
+    dev_set, *others = columns("dev set", "start", "model", "change")
+    metric_column = Column(name="metric", is_text=True)
+    return Table(columns=(dev_set, metric_column, *others), rows=tuple(rows))
 
 
 def _metrics(old: DevScore, new: DevScore) -> dict[str, tuple[float, float]]:

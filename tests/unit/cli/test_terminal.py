@@ -20,6 +20,7 @@ from transduce.cli.terminal import (
     BoundedConsole,
     ProgressDisplay,
     ProgressLine,
+    error_console,
     escape_output,
     print_json,
     program,
@@ -143,6 +144,31 @@ def test_a_dumb_terminal_gets_lines(
         display.begin(0, 10)
         display.show("step 1/10", ("loss 1.000", "2 tokens/s"), 1)
     assert capsys.readouterr().out == "step 1/10: loss 1.000  2 tokens/s\n"
+
+
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_logs_have_no_spinner(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variable: str,
+) -> None:
+    """A log with colours is a file all the same, in which no line can be redrawn."""
+    monkeypatch.setenv(variable, "1")
+    with error_console().status("Comparing...") as status:
+        status.update("Still comparing...")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_status_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedConsole, "can_animate", True)
+    file = StringIO()
+    console = BoundedConsole(file=file, force_terminal=True, color_system=None)
+    with console.status("Reading a[/b]\x1b..."):
+        pass
+    with console.status("Starting...") as status:
+        status.update("Translating with x[/y]...")
+    assert "Reading a[/b]\\x1b..." in file.getvalue()
+    assert "Translating with x[/y]..." in file.getvalue()
 
 
 def test_steps_of_a_minute_have_a_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
