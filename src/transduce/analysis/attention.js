@@ -4,6 +4,7 @@
 const data = JSON.parse(document.getElementById("attention").textContent);
 const KINDS = Object.keys(data.maps); // some models have no self-attention
 const LEAST_SHOWN = 0.01; // fainter lines only add a grey haze
+const MOST_PIXELS = 2 ** 24; // of a canvas on iOS; a larger one stays empty
 const maps = Object.fromEntries(KINDS.map((kind) => [kind, readMap(data.maps[kind])]));
 const state = {
   kind: "encoder-decoder",
@@ -222,7 +223,8 @@ function colours() {
 
 // Sizes a canvas in device pixels, so that it is sharp.
 function surface(canvas, width, height) {
-  const scale = Math.max(window.devicePixelRatio || 1, 2);
+  const most = Math.sqrt(MOST_PIXELS / (width * height));
+  const scale = Math.min(Math.max(window.devicePixelRatio || 1, 2), most);
   canvas.width = width * scale;
   canvas.height = height * scale;
   canvas.style.width = `${width}px`;

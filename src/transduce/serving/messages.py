@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from shlex import quote
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -452,7 +453,7 @@ def _with_form(
         text = json.dumps(body, ensure_ascii=False, indent=2)
         rows = text.count("\n") + 1
         quoted = json.dumps(body, ensure_ascii=False)
-        request = f" -H 'content-type: application/json' -d '{escape(quoted)}'"
+        request = f" -H 'content-type: application/json' -d {escape(quote(quoted))}"
         sent = (
             f"<p><label>Request to {escape(path)}<br>\n"
             f'<textarea rows="{rows}" spellcheck="false">\n{escape(text)}</textarea>'
@@ -462,7 +463,8 @@ def _with_form(
     form = (
         f'<form data-method="{method}" data-path="{escape(path)}">\n'
         f"<pre tabindex='0'>curl {address}{escape(path)}{request}</pre>\n{sent}\n"
-        f'<button>Try it</button><output aria-live="polite"></output>\n'
+        f'<button aria-label="Try it: {method} {escape(path)}">Try it</button>'
+        '<output aria-live="polite"></output>\n'
         f'<pre class="answer" tabindex="0" hidden></pre>\n</form>'
     )
     return as_html(section).removesuffix("</section>") + form + "\n</section>"

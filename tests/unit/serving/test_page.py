@@ -166,6 +166,108 @@ def test_the_direction_is_swapped(page: Page) -> None:
     expect(page.locator("#source")).to_have_value(before or "")
 
 
+def test_a_swap_loses_no_text_that_is_not_translated_yet(page: Page) -> None:
+    page.fill("#source", "one two")
+    expect(page.locator("#copy")).to_be_enabled()
+    page.fill("#source", "three")
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#model")).to_have_value("de-en")
+    expect(page.locator("#source")).to_have_value("three")
+
+
+def test_the_choice_of_a_model_stays_when_the_page_is_reloaded(page: Page) -> None:
+    page.select_option("#model", "de-en")
+    page.reload()
+    expect(page.locator("#model")).to_have_value("de-en")
+
+
+def test_nothing_is_copied_where_no_result_is(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.evaluate("navigator.clipboard.writeText('before')")
+    page.keyboard.press("Alt+c")
+    assert page.evaluate("navigator.clipboard.readText()") == "before"
+
+
+@pytest.fixture
+def answered(browser: Browser, http: RunningServer) -> Iterator[Page]:
+    """The page without watch over errors, which a test makes."""
+    page = browser.new_page()
+    page.goto(http.address)
+    expect(page.locator("#model option")).to_have_count(3)
+    yield page
+    page.close()
+
+
+def test_a_busy_server_is_asked_again(answered: Page) -> None:
+    busy: dict[str, Any] = {
+        "status": 429,
+        "headers": {"retry-after": "1"},
+        "json": {"error": "The queue is full; try again later."},
+    }
+    answered.route("**/v1/translate", lambda route: route.fulfill(**busy), times=1)
+    answered.fill("#source", "one two")
+    expect(answered.locator("#status")).to_have_text("The page tries again in 1 s.")
+    expect(answered.locator("#target .sentence")).to_have_count(1)
+    expect(answered.locator("#error")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ({"body": '{"source": "one", "trans'}, "cut or changed"),
+        ({"status": 502, "body": "<html>"}, "The server answered 502."),
+        ({"status": 500, "json": {"error": {"code": 1}}}, "The server answered 500."),
+    ],
+    ids=["cut", "page", "no text"],
+)
+def test_an_answer_of_a_proxy_shows_an_error(
+    answered: Page, answer: dict[str, Any], message: str
+) -> None:
+    answered.route("**/v1/translate", lambda route: route.fulfill(**answer))
+    answered.fill("#source", "one two")
+    expect(answered.locator("#error")).to_contain_text(message)
+    expect(answered.locator("#copy")).to_be_disabled()
+
+
+def test_a_sentence_is_looked_at_by_the_model_that_translated_it(
+    answered: Page,
+) -> None:
+    answered.fill("#source", "one two")
+    expect(answered.locator("#attention .word").first).to_be_visible()
+    answered.route("**/v1/parse", lambda route: route.abort())
+    answered.select_option("#model", "trees")
+    expect(answered.locator("#error")).to_contain_text("cannot be reached")
+    with answered.expect_request("**/v1/attention") as asked:
+        answered.locator("#target .sentence").first.dispatch_event("click")
+    assert asked.value.post_data_json["model"] == "en-de"
+    expect(answered.locator("#parsed")).to_be_hidden()
+
+
+def test_a_score_that_is_rounded_to_zero_has_no_sign(answered: Page) -> None:
+    line = {"source": "a", "translation": "b", "score": -0.001, "alternatives": []}
+    body = json.dumps(line) + "\n"
+    answered.route("**/v1/translate", lambda route: route.fulfill(body=body))
+    answered.fill("#source", "a")
+    expect(answered.locator("#alternatives .score")).to_have_text("0.00")
+
+
+def test_wide_words_of_a_tree_do_not_overlap(page: Page) -> None:
+    word = "中华人民共和国"
+    tree = {
+        "tree": "",
+        "leaves": [{"tag": "NR", "word": word}] * 3,
+        "constituents": [{"label": "NP", "start": 0, "end": 3}],
+    }
+    boxes = page.evaluate(
+        "tree => import('/tree.js').then(({ treeDrawing }) => {"
+        "document.body.append(treeDrawing(tree));"
+        "return [...document.querySelectorAll('svg .leaf')].map((each) => {"
+        "const { x, width } = each.getBBox(); return [x, x + width]; }); })",
+        tree,
+    )
+    assert all(end < start for (_, end), (start, _) in pairwise(boxes))
+
+
 def test_alt_types_letters_on_a_mac(browser: Browser, http: RunningServer) -> None:
     page = browser.new_page()
     platform = "Object.defineProperty(navigator, 'platform', {value: 'MacIntel'})"

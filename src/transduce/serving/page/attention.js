@@ -4,7 +4,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const ROW = 28;
 const COLUMN = 0.36;
 const GAP = 10;
-const CHARACTER = 9;
+const FONT = "15px system-ui, sans-serif"; // as in page.css
 const FAINTEST = 0.03;
 
 const isPunctuation = (piece) => piece !== " " && !/[\p{L}\p{N}]/u.test(piece);
@@ -64,9 +64,21 @@ export function element(name, attributes, ...children) {
   return made;
 }
 
+const pen = document.createElement("canvas").getContext("2d");
+
+export function widthOf(text) {
+  pen.font = FONT;
+  return pen.measureText(text).width;
+}
+
 function shortened(text, width) {
-  const most = Math.floor((width - GAP) / CHARACTER);
-  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+  const letters = [...text];
+  let shown = text;
+  while (letters.length && widthOf(shown) > width - GAP) {
+    letters.pop();
+    shown = `${letters.join("")}…`;
+  }
+  return shown;
 }
 
 // The middle of a word among as many, evenly from top to bottom.

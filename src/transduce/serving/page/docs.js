@@ -1,6 +1,7 @@
 // Examples that are sent from the page, and answers as they come.
 
 const TYPE = "application/json";
+const running = new Map(); // the request of each form that was sent last
 
 function shown(text) {
   try {
@@ -16,12 +17,17 @@ async function send(form) {
   const answer = form.querySelector(".answer");
   const body = form.querySelector("textarea")?.value;
   const begun = performance.now();
+  running.get(form)?.abort();
+  const mine = new AbortController();
+  running.set(form, mine);
   status.textContent = "Sent …";
   answer.hidden = false;
   answer.textContent = "";
   try {
     const headers = body === undefined ? {} : { "content-type": TYPE };
-    const response = await fetch(path.slice(1) || ".", { method, headers, body });
+    const response = await fetch(path.slice(1) || ".", {
+      method, headers, body, signal: mine.signal,
+    });
     const decoder = new TextDecoder();
     let text = "";
     for (const reader = response.body.getReader(); ;) {
@@ -31,9 +37,11 @@ async function send(form) {
       if (done) break;
     }
     const seconds = ((performance.now() - begun) / 1000).toFixed(2);
-    status.textContent = `${response.status} ${response.statusText}, ${seconds} s`;
+    const code = `${response.status} ${response.statusText}`.trim(); // HTTP/2 has no text
+    status.textContent = `${code}, ${seconds} s`;
     answer.textContent = shown(text);
   } catch {
+    if (mine.signal.aborted) return;
     answer.hidden = true;
     status.textContent = "The server cannot be reached.";
   }

@@ -7,6 +7,8 @@ const PAUSE_MS = 250;
 const WIDEST = 600;
 const NUM_ALTERNATIVES = 3;
 const HTTP_FORBIDDEN = 403;
+const MOST_RETRIES = 3;
+const LONGEST_WAIT_S = 60;
 // There, Alt with a letter types another one, such as ß, ç or ś.
 const ALT_TYPES = /^(Mac|iP)/.test(navigator.platform);
 const [source, target, model, language, tag, swap] = [
@@ -19,11 +21,20 @@ const [key, error, status, copy, layer, head] = [
 let models = [];
 let needsKey = false;
 let timer = null;
+let starting = null;
 let running = null;
 let looking = null;
+let retries = 0;
+let isCurrent = false; // whether the result is that of the text and the choices
 let attention = null;
+let drawnWidth = 0;
 
-class Refused extends Error {}
+class Refused extends Error {
+  constructor(message, waitSeconds = NaN) {
+    super(message);
+    this.waitSeconds = waitSeconds;
+  }
+}
 
 function showError(message) {
   error.textContent = message;
@@ -42,29 +53,52 @@ function askForKey() {
 async function checked(response) {
   if (response.ok) return response;
   if (response.status === HTTP_FORBIDDEN) askForKey();
-  const answer = await response.json().catch(() => ({}));
-  throw new Refused(answer.error ?? `The server answered ${response.status}.`);
+  const answer = await response.json().catch(() => null); // a proxy may send a page
+  const reason = typeof answer?.error === "string"
+    ? answer.error : `The server answered ${response.status}.`;
+  throw new Refused(reason, Number(response.headers.get("retry-after") || NaN));
 }
 
 async function ask(path, body, signal) {
   const headers = { "content-type": "application/json" };
-  const asked = { ...body, model: model.value, api_key: key.value };
+  const asked = { ...body, api_key: key.value };
   return checked(
     await fetch(path, { method: "POST", headers, signal, body: JSON.stringify(asked) }));
 }
 
-const askForAll = (signal) => isParser()
-  ? ask("v1/parse", { q: source.value }, signal)
-  : ask("v1/translate", {
-    q: source.value, alternatives: NUM_ALTERNATIVES, target: language.value || null,
-    tag: tag.value || null,
-  }, signal);
+// What is chosen now; a result keeps it, as it may change before the result is looked at.
+const choices = () => ({
+  model: model.value, target: language.value || null, tag: tag.value || null,
+});
+
+const askForAll = (chosen, signal) => isParser()
+  ? ask("v1/parse", { q: source.value, model: chosen.model }, signal)
+  : ask("v1/translate",
+    { q: source.value, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
 
 function explain(problem) {
   if (problem.name === "AbortError") return;
-  showError(problem instanceof Refused
-    ? problem.message
-    : "The server cannot be reached. Once it runs again, go on typing.");
+  let reason = "The server cannot be reached. Once it runs again, go on typing.";
+  if (problem instanceof Refused) reason = problem.message;
+  if (problem instanceof SyntaxError) {
+    reason = "The answer of the server is cut or changed, perhaps by a proxy.";
+  }
+  showError(reason);
+}
+
+// Try again when the server allows it.
+function retry({ waitSeconds }) {
+  if (retries >= MOST_RETRIES || !(waitSeconds <= LONGEST_WAIT_S)) return;
+  retries += 1;
+  const seconds = Math.max(waitSeconds, 1);
+  showStatus(`The page tries again in ${seconds} s.`);
+  timer = setTimeout(work, 1000 * seconds);
+}
+
+function setCurrent(value) {
+  isCurrent = value;
+  target.classList.toggle("is-outdated", !value);
+  copy.disabled = !value || !target.textContent;
 }
 
 async function* jsonLines(response) {
@@ -76,7 +110,9 @@ async function* jsonLines(response) {
     const lines = rest.split("\n");
     rest = lines.pop();
     for (const line of lines) yield JSON.parse(line);
-    if (done) return;
+    if (!done) continue;
+    if (rest.trim()) yield JSON.parse(rest);
+    return;
   }
 }
 
@@ -86,7 +122,7 @@ const resultOf = (piece) => piece.translation ?? piece.tree ?? piece.source;
 const isEmpty = (piece) => !resultOf(piece).trim();
 
 // A button whose text flows with that around it.
-function sentenceButton(piece) {
+function sentenceButton(piece, chosen) {
   const button = document.createElement("span");
   button.className = "sentence";
   button.setAttribute("role", "button");
@@ -94,11 +130,11 @@ function sentenceButton(piece) {
   button.textContent = resultOf(piece);
   button.title = piece.source;
   button.setAttribute("aria-pressed", "false");
-  button.addEventListener("click", () => look(button, piece));
+  button.addEventListener("click", () => look(button, piece, chosen));
   button.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();
-    look(button, piece);
+    look(button, piece, chosen);
   });
   return button;
 }
@@ -106,11 +142,13 @@ function sentenceButton(piece) {
 async function work() {
   clearTimeout(timer);
   running?.abort();
+  setCurrent(false);
   if (!chosenModel()) {
     await start();
     return;
   }
   const mine = running = new AbortController();
+  const chosen = choices();
   if (!source.value.trim()) {
     finish([], null);
     return;
@@ -127,15 +165,15 @@ async function work() {
     const nodes = [];
     let first = null;
     let done = 0;
-    for await (const piece of jsonLines(await askForAll(mine.signal))) {
+    for await (const piece of jsonLines(await askForAll(chosen, mine.signal))) {
       if (piece.error) throw new Refused(piece.error);
       if (piece.score === null) {
         nodes.push(document.createTextNode(resultOf(piece)));
       } else {
-        nodes.push(sentenceButton(piece));
+        nodes.push(sentenceButton(piece, chosen));
         done += 1;
         if (done > 1) showStatus(`Working… ${done} sentences are done.`);
-        if (!isEmpty(piece)) first ??= [nodes[nodes.length - 1], piece];
+        if (!isEmpty(piece)) first ??= [nodes[nodes.length - 1], piece, chosen];
       }
       if (mine !== running) return;
       if (nodes.length === 1) target.replaceChildren();
@@ -147,6 +185,7 @@ async function work() {
     target.setAttribute("aria-busy", "false");
     showStatus("");
     explain(problem);
+    retry(problem);
   }
 }
 
@@ -154,7 +193,8 @@ function finish(nodes, first) {
   target.replaceChildren(...nodes);
   target.setAttribute("aria-busy", "false");
   showStatus("");
-  copy.disabled = nodes.length === 0;
+  retries = 0;
+  setCurrent(true);
   if (nodes.length && !target.textContent.trim()) showStatus("The result is empty.");
   showError("");
   document.getElementById("sentence").hidden = first === null;
@@ -163,17 +203,19 @@ function finish(nodes, first) {
     return;
   }
   looking?.abort();
+  looking = null;
   attention = null; // a hidden place has no width to draw in
 }
 
 // What is known of one sentence: its tree or other translations, and attention.
-async function look(button, piece) {
+async function look(button, piece, chosen) {
+  const isParse = piece.tree !== undefined;
   target.querySelectorAll(".sentence").forEach((each) =>
     each.setAttribute("aria-pressed", String(each === button)));
   document.getElementById("sentence-source").textContent = piece.source;
-  document.getElementById("translated").hidden = isParser();
-  document.getElementById("parsed").hidden = !isParser();
-  if (isParser()) {
+  document.getElementById("translated").hidden = isParse;
+  document.getElementById("parsed").hidden = !isParse;
+  if (isParse) {
     showTree(piece);
   } else {
     const best = { text: piece.translation, score: piece.score };
@@ -189,14 +231,16 @@ async function look(button, piece) {
   const mine = looking = new AbortController();
   try {
     const body = {
-      source: piece.source, target: resultOf(piece), target_language: language.value || null,
-      tag: tag.value || null,
+      source: piece.source, target: resultOf(piece), model: chosen.model,
+      target_language: chosen.target, tag: chosen.tag,
     };
-    attention = await (await ask("v1/attention", body, mine.signal)).json();
+    const found = await (await ask("v1/attention", body, mine.signal)).json();
+    if (mine !== looking) return;
+    attention = found;
     offerChoices();
     draw();
   } catch (problem) {
-    if (problem.name === "AbortError") return;
+    if (mine !== looking || problem.name === "AbortError") return;
     attention = null;
     const isReason = problem instanceof Refused;
     document.getElementById("attention").textContent = isReason ? problem.message : "";
@@ -204,12 +248,16 @@ async function look(button, piece) {
   }
 }
 
+// A score that is rounded to zero has no sign.
+const figure = (score) => score.toFixed(2).replace(/^-(?=0\.00$)/, "");
+
 function showTree(piece) {
   document.getElementById("tree").replaceChildren(treeDrawing(piece));
+  const places = piece.num_repairs === 1 ? "1 place" : `${piece.num_repairs} places`;
   const state = piece.is_overlong ? "too long to be read, and flat"
-    : piece.num_repairs ? `repaired in ${piece.num_repairs} places` : "as the model wrote it";
+    : piece.num_repairs ? `repaired in ${places}` : "as the model wrote it";
   document.getElementById("parse-note").textContent =
-    `Score ${piece.score.toFixed(2)}; the tree is ${state}.`;
+    `Score ${figure(piece.score)}; the tree is ${state}.`;
 }
 
 function alternativeItem({ text, score }) {
@@ -219,7 +267,7 @@ function alternativeItem({ text, score }) {
   result.lang = target.lang;
   const shown = document.createElement("span");
   shown.className = "score";
-  shown.textContent = score.toFixed(2);
+  shown.textContent = figure(score);
   item.append(result, shown);
   return item;
 }
@@ -234,11 +282,14 @@ function offerChoices() {
   offer(head, attention.weights[0].length);
 }
 
+const availableWidth = () =>
+  Math.min(document.getElementById("attention").clientWidth, WIDEST);
+
 function draw() {
   if (!attention) return;
-  const place = document.getElementById("attention");
-  const width = Math.min(place.clientWidth, WIDEST);
-  place.replaceChildren(drawing(attention, layer.value, head.value, width));
+  drawnWidth = availableWidth();
+  document.getElementById("attention").replaceChildren(
+    drawing(attention, layer.value, head.value, drawnWidth));
 }
 
 const isParser = () => chosenModel()?.task === "parse";
@@ -261,21 +312,30 @@ function offerLanguages(wanted) {
 }
 
 // The tags of the corpora on which a model was trained.
-function offerTags() {
+function offerTags(wanted) {
   const tags = chosenModel()?.tags ?? [];
   document.getElementById("tag-label").hidden = tags.length === 0;
-  const wanted = tags.includes(tag.value) ? tag.value : "";
   tag.replaceChildren(new Option("none", ""), ...tags.map((each) => new Option(each)));
-  tag.value = wanted;
+  tag.value = tags.includes(wanted) ? wanted : "";
 }
 
-function modelChosen() {
-  offerLanguages(language.value);
-  languageChosen();
+// The address keeps the choices: a reloaded page has its text, but no choices of its own.
+function remember() {
+  const chosen = Object.entries(choices()).filter(([, value]) => value);
+  history.replaceState(null, "", `#${new URLSearchParams(chosen)}`);
 }
 
-function languageChosen() {
-  offerTags();
+function restore() {
+  const wanted = new URLSearchParams(location.hash.slice(1));
+  if (models.some(({ name }) => name === wanted.get("model"))) {
+    model.value = wanted.get("model");
+  }
+  offerLanguages(wanted.get("target"));
+  languageChosen(wanted.get("tag"));
+}
+
+function languageChosen(wantedTag = tag.value) {
+  offerTags(wantedTag);
   swap.hidden = opposite() === undefined;
   nameLanguages();
   document.getElementById("target-title").textContent = isParser() ? "Trees" : "Translation";
@@ -294,14 +354,17 @@ function swapDirection() {
   const other = opposite();
   if (!other) return;
   const wanted = chosenModel().source;
-  source.value = target.textContent || source.value;
+  // The result of an earlier text must not replace this one, which would be lost.
+  if (isCurrent && target.textContent) source.value = target.textContent;
   model.value = other.name;
   offerLanguages(wanted);
   languageChosen();
+  remember();
   source.focus();
 }
 
 async function copyTranslation() {
+  if (copy.disabled) return;
   const text = target.textContent;
   try {
     await navigator.clipboard.writeText(text);
@@ -313,7 +376,15 @@ async function copyTranslation() {
   }
 }
 
-async function start() {
+// Typing may start it again before it has ended.
+function start() {
+  starting ??= listModels().finally(() => {
+    starting = null;
+  });
+  return starting;
+}
+
+async function listModels() {
   try {
     models = await (await checked(await fetch("v1/models"))).json();
     const settings = await (await checked(await fetch("frontend/settings"))).json();
@@ -331,10 +402,12 @@ async function start() {
   const isOnly = (label) => labels.indexOf(label) === labels.lastIndexOf(label);
   model.replaceChildren(...models.map(({ name }, i) =>
     new Option(isOnly(labels[i]) ? labels[i] : `${labels[i]} (${name})`, name)));
-  modelChosen();
+  restore();
 }
 
 source.addEventListener("input", () => {
+  setCurrent(false);
+  retries = 0;
   clearTimeout(timer);
   timer = setTimeout(work, PAUSE_MS);
 });
@@ -349,9 +422,19 @@ document.addEventListener("keydown", (event) => {
     action();
   }
 });
-model.addEventListener("change", modelChosen);
-language.addEventListener("change", languageChosen);
-tag.addEventListener("change", work);
+model.addEventListener("change", () => {
+  offerLanguages(language.value);
+  languageChosen();
+  remember();
+});
+language.addEventListener("change", () => {
+  languageChosen();
+  remember();
+});
+tag.addEventListener("change", () => {
+  work();
+  remember();
+});
 document.getElementById("key-row").addEventListener("submit", (event) => {
   event.preventDefault();
   work();
@@ -360,5 +443,11 @@ swap.addEventListener("click", swapDirection);
 copy.addEventListener("click", copyTranslation);
 if (ALT_TYPES) [swap, copy].forEach((each) => each.removeAttribute("aria-keyshortcuts"));
 [layer, head].forEach((each) => each.addEventListener("change", draw));
-addEventListener("resize", draw);
+// An on-screen keyboard changes the height alone; the chosen word stays.
+addEventListener("resize", () => {
+  if (availableWidth() !== drawnWidth) draw();
+});
+addEventListener("hashchange", () => {
+  if (models.length) restore();
+});
 start();

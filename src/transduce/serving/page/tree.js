@@ -1,21 +1,20 @@
 // A constituency tree over its words, as linguists draw it.
 
-import { element } from "./attention.js";
+import { element, widthOf } from "./attention.js";
 
 const LEVEL = 46;
 const GAP = 16;
 const MARGIN = 4;
-const CHARACTER = 9;
-const CAPITAL = 11;
 const LINE = 20;
+const BOLD = 1.1; // width of the labels of phrases to that of usual letters
 
 // The width of each word; the words of a phrase have room for its label.
 function widthsOf({ leaves, constituents }) {
-  const widths = leaves.map(({ tag, word }) => GAP + CHARACTER * Math.max(word.length, tag.length));
+  const widths = leaves.map(({ tag, word }) => GAP + Math.max(widthOf(word), widthOf(tag)));
   // Inner phrases come after those around them.
   [...constituents].reverse().forEach(({ label, start, end }) => {
     const width = widths.slice(start, end).reduce((sum, each) => sum + each, 0);
-    const lacking = Math.max(0, GAP + CAPITAL * label.length - width);
+    const lacking = Math.max(0, GAP + BOLD * widthOf(label) - width);
     for (let i = start; i < end; i += 1) widths[i] += lacking / (end - start);
   });
   return widths;
