@@ -31,7 +31,7 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from transduce.errors import TransduceWarning, counted
+from transduce.errors import TransduceWarning, counted, duration
 from transduce.files import without_infinity
 
 LINE_SECONDS = 30.0
@@ -267,7 +267,12 @@ class ProgressDisplay:
         is_time = time.monotonic() - self._line_at > LINE_SECONDS
         if is_time and not self.console.can_animate:
             self._line_at = time.monotonic()
-            self.console.print(f"{what}: {'  '.join(figures)}")
+            self.console.print(f"{what}: {'  '.join([*figures, *self._time_left()])}")
+
+    def _time_left(self) -> Iterator[str]:
+        [task] = self._progress.tasks
+        if not task.finished and task.time_remaining is not None:
+            yield f"{duration(task.time_remaining)} left"
 
 
 def open_closed_streams() -> bool:

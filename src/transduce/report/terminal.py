@@ -35,37 +35,46 @@ EDGES = 2
 
 def show(report: Report, console: Console) -> None:
     """Print a report without its pictures."""
-    console.print(Text(visible(report.title), style="bold"))
+    console.print(Text(_printable(report.title, console), style="bold"))
     for section in report.sections:
         console.print()
-        console.print(Text(visible(section.title), style="bold"))
+        console.print(Text(_printable(section.title, console), style="bold"))
         for part in section.parts:
             if isinstance(part, Table):
                 show_table(part, console)
             elif not isinstance(part, Picture):
-                console.print(Text(visible(part)))
+                console.print(Text(_printable(part, console)))
 
 
 def show_table(table: Table, console: Console) -> None:
     """Print a table, or a list for each of its rows on a narrow terminal."""
-    for shown in _terminal_tables(_visible_table(table), console.width):
+    for shown in _terminal_tables(_printable_table(table, console), console.width):
         console.print(shown)
 
 
-def _visible_table(table: Table) -> Table:
-    """Escape the control characters of all texts of a table."""
+def _printable(text: str, console: Console) -> str:
+    """Escape control characters, and characters that the console's encoding lacks.
+
+    Escaped only when they are written, they would take more room than columns have.
+    """
+    encoding = console.encoding
+    return visible(text).encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _printable_table(table: Table, console: Console) -> Table:
+    def printable(cell: Cell) -> Cell:
+        if isinstance(cell, str):
+            return _printable(cell, console)
+        words = ((_printable(word, console), marked) for word, marked in cell.words)
+        return MarkedText(words=tuple(words), separator=cell.separator)
+
     return Table(
-        title=visible(table.title),
-        columns=tuple(replace(c, name=visible(c.name)) for c in table.columns),
-        rows=tuple(tuple(map(_visible_cell, row)) for row in table.rows),
+        title=_printable(table.title, console),
+        columns=tuple(
+            replace(each, name=_printable(each.name, console)) for each in table.columns
+        ),
+        rows=tuple(tuple(map(printable, row)) for row in table.rows),
     )
-
-
-def _visible_cell(cell: Cell) -> Cell:
-    if isinstance(cell, str):
-        return visible(cell)
-    words = tuple((visible(word), is_marked) for word, is_marked in cell.words)
-    return MarkedText(words=words, separator=cell.separator)
 
 
 def _terminal_tables(table: Table, width: int) -> Iterator[RichTable | Text]:

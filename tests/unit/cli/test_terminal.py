@@ -171,7 +171,9 @@ def test_a_status_is_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Translating with x[/y]..." in file.getvalue()
 
 
-def test_steps_of_a_minute_have_a_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_a_minute_have_a_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now, made = [0.0], list[Progress]()
 
     class Timed(Progress):
@@ -180,13 +182,21 @@ def test_steps_of_a_minute_have_a_time_left(monkeypatch: pytest.MonkeyPatch) -> 
             made.append(self)
 
     monkeypatch.setattr("transduce.cli.terminal.Progress", Timed)
+    monkeypatch.setattr("transduce.cli.terminal.LINE_SECONDS", -1.0)
     with ProgressDisplay() as display:
         display.begin(0, 100)
         for step in range(1, 11):
             now[0] += 60.0
-            display.show(f"step {step}/100", (), step)
+            display.show(f"step {step}/100", ("loss 5.000",), step)
         [task] = made[0].tasks
         assert task.time_remaining == 90 * 60
+        display.show("step 100/100", ("loss 4.000",), 100)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step 1/100: loss 5.000"
+    assert lines[-2:] == [
+        "step 10/100: loss 5.000  1.5 hours left",
+        "step 100/100: loss 4.000",
+    ]
 
 
 def test_a_report_that_cannot_be_written_is_printed(

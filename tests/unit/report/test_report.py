@@ -6,6 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from transduce.report.chart import Chart, Series, draw
@@ -283,6 +284,20 @@ def test_control_characters_are_shown_as_escapes() -> None:
     for text in (output.getvalue(), as_page(report), as_markdown(report)):
         assert re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", text) is None
         assert text.replace("\\[", "[").count(r"a\x1b[2J\x9bb\x07") >= 6
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
+def test_columns_are_straight_in_any_encoding(encoding: str) -> None:
+    rows = (("注意力机制.out", "±1.20"), ("café.out", "±1.20"), ("base.out", "±0.10"))
+    table = Table(columns=columns("system", "95 %"), rows=rows)
+    content = io.BytesIO()
+    file = io.TextIOWrapper(content, encoding=encoding, errors="backslashreplace")
+    console = Console(file=file, width=40)
+    show(Report(title="T", sections=(Section(title="", parts=(table,)),)), console)
+    file.flush()
+    text = content.getvalue().decode(encoding)
+    lines = [line for line in text.splitlines() if ".out" in line or "0 " in line]
+    assert len({cell_len(line) for line in lines}) == 1 < len(lines)
 
 
 def test_a_table_has_a_cell_for_each_column() -> None:
