@@ -20,6 +20,8 @@ const byId = (id) => document.getElementById(id);
 const numLayers = (kind) => maps[kind].shape[0];
 const namesOf = (heads) => `${heads.length > 1 ? "mean of heads" : "head"} ${heads.map((head) => head + 1).join(", ")}`;
 const colourOf = (head) => data.colours[head % data.colours.length];
+// Dashes of the lines of heads whose colours are those of earlier heads.
+const dashesOf = (head) => ["none", "7 4", "2 4", "7 4 2 4"][Math.floor(head / data.colours.length) % 4];
 
 function readMap({ shape, weights }) {
   const bytes = Uint8Array.from(atob(weights), (c) => c.charCodeAt(0));
@@ -91,7 +93,9 @@ function isolated(label) {
 
 function swatch(head) {
   const mark = make("i", { className: "swatch" });
-  mark.style.background = colourOf(head);
+  const colour = colourOf(head);
+  mark.style.background = dashesOf(head) === "none" ? colour
+    : `repeating-linear-gradient(90deg, ${colour} 0 3px, transparent 3px 5px)`;
   return mark;
 }
 
@@ -183,7 +187,7 @@ function drawFocus() {
       const isShown = !at || (at.side === "from" ? at.index === i : at.index === j);
       if (!isShown || weight < LEAST_SHOWN) return;
       const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-      const values = { x1: start.right, y1: start.y + shift, x2: end.left, y2: end.y + shift, stroke: colourOf(head), "stroke-width": at ? 2.5 : 1.5, "stroke-opacity": weight.toFixed(3) };
+      const values = { x1: start.right, y1: start.y + shift, x2: end.left, y2: end.y + shift, stroke: colourOf(head), "stroke-dasharray": dashesOf(head), "stroke-width": at ? 2.5 : 1.5, "stroke-opacity": weight.toFixed(3) };
       for (const [name, value] of Object.entries(values)) line.setAttribute(name, value);
       lines.push(line);
     }));

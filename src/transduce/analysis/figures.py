@@ -20,7 +20,7 @@ from matplotlib.colors import Normalize, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from matplotlib.typing import ColorType
+from matplotlib.typing import ColorType, LineStyleType
 from rich.cells import cell_len
 from torch import Tensor
 
@@ -41,7 +41,13 @@ HEAD_COLOURS = (
     *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),
     *("#b07d00", "#008b9a", "#c05a1c", "#6a6fb5"),
 )
-"""Colours of heads 1 to 8, then from the first again."""
+"""Colours of heads 1 to 8, then from the first again, in other dashes."""
+DASHES: tuple[LineStyleType, ...] = (
+    "solid",
+    (0.0, (2.0, 1.0)),
+    (0.0, (1.0, 1.0)),
+    (0.0, (3.0, 1.0, 1.0, 1.0)),
+)
 DARK = "#1f2329"
 """Text on light cells. Not `INK`, which pages replace by their own text colour."""
 MIN_SHOWN = 0.01
@@ -138,7 +144,10 @@ def _write_legend(
     figure: Figure, layer: int, heads: Sequence[int], num_columns: int
 ) -> None:
     figure.legend(
-        handles=[Line2D([], [], color=_colour(head), linewidth=3) for head in heads],
+        handles=[
+            Line2D([], [], color=_colour(head), linestyle=_dashes(head), linewidth=2)
+            for head in heads
+        ],
         labels=[f"head {head}" for head in heads],
         title=f"layer {layer}",
         loc="upper center",
@@ -152,6 +161,10 @@ def _write_legend(
 
 def _colour(head: int) -> str:
     return HEAD_COLOURS[(head - 1) % len(HEAD_COLOURS)]
+
+
+def _dashes(head: int) -> LineStyleType:
+    return DASHES[(head - 1) // len(HEAD_COLOURS) % len(DASHES)]
 
 
 def _labels(texts: Sequence[str]) -> list[str]:
@@ -199,8 +212,9 @@ def _draw_head(
             lines,
             colors=_colour(head),
             alpha=[float(min(weights[i, j], 1)) for i, j in drawn],
+            linestyles=_dashes(head),
             linewidths=2,
-            capstyle="round",
+            capstyle="round" if _dashes(head) == "solid" else "butt",
         ),
         autolim=False,
     )

@@ -187,3 +187,16 @@ def test_a_value_is_legible_on_its_cell() -> None:
     cells = re.findall(r"fill: (#\w+)[^>]*>(\d\.\d\d)<", svg)
     dark = figures.DARK  # white has a contrast of 3.3 there
     assert cells == [(dark, "0.62"), ("#ffffff", "1.00"), (dark, "0.10")]
+
+
+def test_sixteen_heads_have_lines_that_differ() -> None:
+    heads = labelled(["a", "b"], ["c", "d"], num_heads=16)
+    figure = draw_lines(heads, 1, range(1, 17))
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert legend.get_window_extent().width < figure.bbox.width
+    lines = legend.get_lines()
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 16
+    drawn = figure.axes[0].collections
+    styles = {(tuple(c.get_color()[0][:3]), str(c.get_linestyle())) for c in drawn}
+    assert len(styles) == 16

@@ -664,6 +664,9 @@ def test_the_documentation_page_has_every_path_and_loads_nothing(
     text = answer.body.decode()
     for path in http.get("/openapi.json").json["paths"]:
         assert f" {path}</h2>" in text
+    buttons = re.findall("<button.*?</button>", text)
+    assert '<button aria-label="Try it: POST /translate">Try it</button>' in buttons
+    assert len(set(buttons)) == len(buttons)
     assert (
         '<td class="text" dir="auto">StreamedParse as application/x-ndjson</td>' in text
     )
