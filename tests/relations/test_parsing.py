@@ -143,6 +143,12 @@ def test_a_bracket_in_the_text_is_escaped_as_in_treebanks(parser: Parser) -> Non
     assert parse_tree(str(written.tree)).words == ("-LRB-", "one", "-RRB-")
 
 
+def test_escapes_of_the_penn_treebank_do_not_change_a_parse(parser: Parser) -> None:
+    treebank, raw = parse(parser, [["1\\/2", "\\*"], ["1/2", "*"]], 2, True)
+    assert treebank.score == raw.score
+    assert treebank.tree.words == ("1\\/2", "\\*")
+
+
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_words_that_the_model_reads_as_spaces_have_a_tree_of_the_model(
     parser: Parser, beam_size: int

@@ -32,7 +32,7 @@ from transduce.report.report import (
 from transduce.text.corpus import SentencePair
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.linearization import SymbolVocabulary
-from transduce.trees.trees import Tree, without_brackets
+from transduce.trees.trees import Tree
 
 FARTHEST = 4
 """Largest relative position considered as a head's preferred offset."""
@@ -405,7 +405,7 @@ def tree_pairs(symbols: SymbolVocabulary, trees: Iterable[Tree]) -> list[Sentenc
     """Sentences with their linearized trees, as a parser reads and writes them."""
     return [
         SentencePair(
-            source=" ".join(map(without_brackets, tree.words)),
+            source=" ".join(map(symbols.read_word, tree.words)),
             target=symbols.target_line(tree),
         )
         for tree in trees

@@ -73,7 +73,7 @@ from transduce.text.tokenizer import normalize
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.linearization import NEVER_WRITTEN, symbols_needed
 from transduce.trees.penn_words import penn_words
-from transduce.trees.trees import normalized, parse_tree, without_brackets
+from transduce.trees.trees import normalized, parse_tree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,7 +452,7 @@ class _Source:
         least_limit = 0
         if translator.symbols is not None:
             words = penn_words(text)
-            text = " ".join(map(without_brackets, words))
+            text = " ".join(map(translator.symbols.read_word, words))
             least_limit = symbols_needed(len(words), 0) + 1
         (ids,) = translator.source_ids([text])
         _require_length(ids, "source")

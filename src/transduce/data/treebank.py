@@ -8,9 +8,10 @@ sentences as well as long ones.
 
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random
@@ -40,6 +41,7 @@ from transduce.trees.linearization import (
     Style,
     StyleName,
     Symbol,
+    as_read,
     linearize,
     vocabulary_of,
 )
@@ -268,11 +270,13 @@ def prepare_treebank(
         tokenizer, symbols = vocabulary, None
     style_name = config.style if symbols is None else symbols.style_name
     text = folder / TEXT
-    found = _write_text(trees, STYLES[style_name], text / TRAINING)
+    unescapes = symbols is None or symbols.unescapes
+    read_word = partial(as_read, unescapes=unescapes)
+    found = _write_text(trees, STYLES[style_name], read_word, text / TRAINING)
     _require_trees(found, files.trees[0])
     symbols = symbols or vocabulary_of(found, style_name)
     if dev_trees := [*dev_trees, *held_out.values()]:
-        _write_text(dev_trees, symbols.style, text / DEV)
+        _write_text(dev_trees, symbols.style, read_word, text / DEV)
     corpus_files = _text_files(files, text, has_dev=bool(dev_trees))
     corpus = prepare(corpus_files, tokenizer, max_length, folder, sibling_runs, symbols)
     if dev_trees:
@@ -385,7 +389,12 @@ def _trees(path: Path) -> Iterator[Tree]:
     return map(normalized, read_trees(read_text([path]), name_of(path)))
 
 
-def _write_text(trees: Iterable[Tree], style: Style, folder: Path) -> set[Symbol]:
+def _write_text(
+    trees: Iterable[Tree],
+    style: Style,
+    read_word: Callable[[str], str],
+    folder: Path,
+) -> set[Symbol]:
     """Write sentences and linearized trees as two files; return the symbols."""
     folder.mkdir(parents=True)
     found = set[Symbol]()
@@ -399,6 +408,6 @@ def _write_text(trees: Iterable[Tree], style: Style, folder: Path) -> set[Symbol
         for tree in trees:
             symbols = linearize(tree, style)
             found.update(symbols)
-            words.write(_sentence(tree) + "\n")
+            words.write(" ".join(map(read_word, tree.words)) + "\n")
             targets.write(" ".join(map(style.spelling, symbols)) + "\n")
     return found

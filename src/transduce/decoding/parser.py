@@ -30,7 +30,6 @@ from transduce.decoding.translations import Pace, in_order, listed
 from transduce.errors import RequestError, counted, shortened, warn_caller
 from transduce.search_config import SearchConfig
 from transduce.settings import require_config, shown
-from transduce.text.languages import without_invisible
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.bracket_f1 import (
     BracketScore,
@@ -50,7 +49,7 @@ from transduce.trees.linearization import (
     symbols_needed,
 )
 from transduce.trees.penn_words import penn_words
-from transduce.trees.trees import Tree, is_word, without_brackets
+from transduce.trees.trees import Tree, is_word
 
 if TYPE_CHECKING:
     import transduce.decoding.translator
@@ -165,7 +164,8 @@ class Parser:
         self._translator.close()
 
     def _encoded(self, window: list[Sequence[str]]) -> list[_Sentence]:
-        lines = [" ".join(map(_as_read, words)) for words in window]
+        read_word = self._vocabulary.read_word
+        lines = [" ".join(map(read_word, words)) for words in window]
         encoded = self._translator.tokenizer.encode_sources(lines)
         return [
             _Sentence(words=words, source=source)
@@ -365,8 +365,3 @@ def score_parses(gold: Sequence[Tree], parses: Sequence[Parse]) -> ParseScore:
         mended=percentage(num_repaired, len(parses)),
         repairs=reduce(add, (parse.repairs for parse in parses)),
     )
-
-
-def _as_read(word: str) -> str:
-    """Return a word as the model reads it, which reads no soft hyphens and the like."""
-    return without_brackets(without_invisible(word) or word)

@@ -9,6 +9,7 @@ leaves is corrected as well.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
@@ -24,8 +25,16 @@ from transduce.errors import (
     counted,
 )
 from transduce.files import parse_json, read_bounded
+from transduce.text.languages import without_invisible
 from transduce.text.vocabulary import BOS, PAD
-from transduce.trees.trees import NOTHING, ROOT, Constituent, Leaf, Tree
+from transduce.trees.trees import (
+    NOTHING,
+    ROOT,
+    Constituent,
+    Leaf,
+    Tree,
+    without_brackets,
+)
 
 Kind = Literal["opening", "closing", "leaf"]
 Order = Literal["top-down", "in-order"]
@@ -474,6 +483,19 @@ def symbols_needed(words_left: int, depth: int) -> int:
     return words_left + depth
 
 
+ESCAPE = re.compile(r"\\([/*])")
+"""Escape of the Penn Treebank, as in 1\\/2."""
+
+
+def as_read(word: str, *, unescapes: bool) -> str:
+    """Return a word as a model reads it: without brackets and invisible characters.
+
+    A word of invisible characters alone stays.
+    """
+    word = without_brackets(without_invisible(word) or word)
+    return ESCAPE.sub(r"\1", word) if unescapes else word
+
+
 SYMBOLS_FILE = "target_tokenizer.json"
 """Name of the file in a parser's model folder and run folder."""
 SPECIAL_SYMBOLS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -489,6 +511,9 @@ class SymbolVocabulary:
     style_name: StyleName
     spellings: tuple[str, ...]
     """Spellings by id, starting after the special symbols."""
+    unescapes: bool = False
+    """Whether the model reads words without the backslashes of the Penn Treebank, such
+    as 1/2 for 1\\/2, which raw text lacks; False in older models."""
 
     @property
     def style(self) -> Style:
@@ -512,6 +537,10 @@ class SymbolVocabulary:
             i in symbols and symbols[i].kind == "leaf" for i in range(self.vocab_size)
         ]
 
+    def read_word(self, word: str) -> str:
+        """Return a word of a sentence as the model reads it."""
+        return as_read(word, unescapes=self.unescapes)
+
     def target_line(self, tree: Tree) -> str:
         """Write the symbols of a tree as a line of text."""
         return " ".join(map(self.style.spelling, linearize(tree, self.style)))
@@ -532,7 +561,11 @@ class SymbolVocabulary:
 
     def save(self, path: Path) -> None:
         """Write the vocabulary as JSON."""
-        content = {"style": self.style_name, "symbols": self.spellings}
+        content = {
+            "style": self.style_name,
+            "unescapes": self.unescapes,
+            "symbols": self.spellings,
+        }
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -541,8 +574,10 @@ class SymbolVocabulary:
         try:
             content = parse_json(read_bounded(path))
             style_name, spellings = content["style"], tuple(content["symbols"])
-            if style_name in STYLES and all(map(_is_spelling, spellings)):
-                vocabulary = cls(style_name, spellings)
+            unescapes = content.get("unescapes", False)
+            is_written = style_name in STYLES and isinstance(unescapes, bool)
+            if is_written and all(map(_is_spelling, spellings)):
+                vocabulary = cls(style_name, spellings, unescapes)
                 is_sound = len(set(spellings)) == len(spellings)
                 if is_sound and len(vocabulary.symbols) == len(spellings):
                     return vocabulary
@@ -566,9 +601,11 @@ def _is_spelling(symbol: object) -> bool:
 
 def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
     """Collect the symbols of the trees into a vocabulary."""
-    return SymbolVocabulary(style_name, tuple(symbols_in(trees, STYLES[style_name])))
+    spellings = tuple(symbols_in(trees, STYLES[style_name]))
+    return SymbolVocabulary(style_name, spellings, unescapes=True)
 
 
 def vocabulary_of(symbols: set[Symbol], style_name: StyleName) -> SymbolVocabulary:
     """Return the vocabulary of symbols; raises the errors of `symbols_in`."""
-    return SymbolVocabulary(style_name, tuple(_table(symbols, STYLES[style_name])))
+    spellings = tuple(_table(symbols, STYLES[style_name]))
+    return SymbolVocabulary(style_name, spellings, unescapes=True)

@@ -12,7 +12,7 @@ import pytest
 
 from transduce.data import treebank
 from transduce.data.dataset import open_dataset
-from transduce.data.prepared_corpus import TRAINING, PreparedCorpus
+from transduce.data.prepared_corpus import TRAINING, PairEncoder, PreparedCorpus
 from transduce.data.treebank import (
     DEV_TREES,
     AugmentationConfig,
@@ -282,6 +282,28 @@ def test_trees_are_written_as_they_are_read(
         monkeypatch.setattr(treebank, name, noted(event, function))
     prepared(replace(files, dev_trees=()), tmp_path / "run")
     assert events == ["read", "written"] * 2
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_words_are_trained_as_raw_text_has_them(tmp_path: Path, is_older: bool) -> None:
+    path = tmp_path / "trees"
+    path.write_text("(S (CD 1\\/2) (SYM \\*) (NN a))\n", encoding="utf-8")
+    files = TreebankFiles(trees=(path,), dev_trees=(path,))
+    vocabulary: TokenizerConfig | PairEncoder = TokenizerConfig()
+    (learned := tmp_path / "learned").mkdir()
+    prepare_treebank(files, TreebankConfig(), vocabulary, 99, learned)
+    tokenizer = load_tokenizer(learned / TOKENIZER_FILE)
+    symbols = SymbolVocabulary.load(learned / SYMBOLS_FILE)
+    encoder = PairEncoder(
+        tokenizer=tokenizer, symbols=replace(symbols, unescapes=not is_older)
+    )
+    (folder := tmp_path / "run").mkdir()
+    prepare_treebank(files, TreebankConfig(), encoder, 99, folder)
+    dataset = open_dataset(folder / TRAINING)
+    expected = "1\\/2 \\* a" if is_older else "1/2 * a"
+    assert tokenizer.decode(dataset.source[0].tolist()) == expected
+    # The gold words stay.
+    assert "(CD 1\\/2)" in (folder / DEV_TREES).read_text(encoding="utf-8")
 
 
 def test_a_corpus_is_shared_if_its_style_is_the_same(

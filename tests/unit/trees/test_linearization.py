@@ -422,6 +422,26 @@ def test_symbols_of_words_take_a_source_word() -> None:
     assert vocabulary.takes_word[: UNKNOWN + 1] == [False] * 4
 
 
+@pytest.mark.parametrize(
+    ("word", "read", "read_before"),
+    [
+        ("1\\/2", "1/2", "1\\/2"),
+        ("\\*\\*", "**", "\\*\\*"),
+        ("a\\b", "a\\b", "a\\b"),
+        ("(so\u00ad)", "-LRB-so-RRB-", "-LRB-so-RRB-"),
+        ("\u200b", "\u200b", "\u200b"),
+    ],
+)
+def test_a_model_reads_words_without_the_escapes_of_a_treebank(
+    tmp_path: Path, word: str, read: str, read_before: str
+) -> None:
+    assert learn_symbols(TREES, "xx").read_word(word) == read
+    # A file of an older version.
+    (tmp_path / "symbols").write_text('{"style": "xx", "symbols": ["(S", ")S", "XX"]}')
+    older = SymbolVocabulary.load(tmp_path / "symbols")
+    assert older.read_word(word) == read_before
+
+
 def test_a_saved_vocabulary_can_be_read(tmp_path: Path) -> None:
     for name in STYLES:
         saved = learn_symbols(TREES, name)
