@@ -71,6 +71,8 @@ LEGEND_INCHES = 0.9
 """Width of a head in the legend."""
 BAR_INCHES = 0.8
 """Width of the colour bar."""
+MOST_SIDE_BY_SIDE = 5
+"""Most heads of a layer for grids side by side."""
 MAX_DIGITS = 4
 """Most decimals of a head's value."""
 HEADS_A_ROW = 4
@@ -311,12 +313,14 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     most = max([*filter(math.isfinite, values), 1e-9])
     num_layers = max(grid.shape[0] for grid in grids)
     num_heads = max(grid.shape[1] for grid in grids)
+    width, height = 0.62 * num_heads + 0.5, 0.5 * num_layers + 0.9
+    # Always wide enough for three grids, so that fewer are not drawn larger; but a
+    # page would make the digits of many heads side by side too small.
+    in_a_row = len(ATTENTION_KINDS) if num_heads <= MOST_SIDE_BY_SIDE else 1
+    num_rows = -(-len(grids) // in_a_row)
     with matplotlib.rc_context(STYLE):
-        # Always wide enough for three grids, so that fewer are not drawn larger.
-        figure = new_figure(
-            len(ATTENTION_KINDS) * (0.62 * num_heads + 0.5), 0.5 * num_layers + 0.9
-        )
-        all_axes = figure.subplots(1, len(ATTENTION_KINDS), squeeze=False)[0]
+        figure = new_figure(in_a_row * width, num_rows * height)
+        all_axes = figure.subplots(num_rows, in_a_row, squeeze=False).flat
         for axes, grid in zip(all_axes, grids, strict=False):
             _draw_grid(axes, grid, most)
         for axes in all_axes[len(grids) :]:

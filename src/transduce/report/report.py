@@ -176,6 +176,8 @@ def _escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
+COLUMN_POINTS = 480
+"""Width of a column of text on pages, the maximum width of usual pictures."""
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"
@@ -234,10 +236,17 @@ def _html_part(part: Part, section: str) -> Iterator[str]:
             yield from _html_table(part, part.title or section)
         case Picture():
             title = escape(part.title)
-            drawing = f"{_scrolling('drawing', part.title)}\n{part.svg}\n</div>"
+            kind = "drawing wide" if _is_wide(part) else "drawing"
+            drawing = f"{_scrolling(kind, part.title)}\n{part.svg}\n</div>"
             yield f"<figure>\n{drawing}\n<figcaption>{title}</figcaption>\n</figure>"
         case str():
             yield f"<p>{escape(part)}</p>"
+
+
+def _is_wide(picture: Picture) -> bool:
+    """Whether a picture is so wide that a column of text would make its text small."""
+    width = re.search(r'<svg[^>]* width="([\d.]+)pt"', picture.svg)
+    return width is not None and float(width[1]) > COLUMN_POINTS
 
 
 def _scrolling(kind: str, name: str) -> str:

@@ -23,8 +23,10 @@ from transduce.analysis.figures import (
     draw_overview,
     write_figure,
 )
+from transduce.model.config import ATTENTION_KINDS
 from transduce.report import chart
 from transduce.report.chart import Fonts, advice, fonts_for
+from transduce.report.report import Section, as_html
 
 SENTENCES = {
     "one": ["Hi"],
@@ -200,3 +202,16 @@ def test_sixteen_heads_have_lines_that_differ() -> None:
     drawn = figure.axes[0].collections
     styles = {(tuple(c.get_color()[0][:3]), str(c.get_linestyle())) for c in drawn}
     assert len(styles) == 16
+
+
+@pytest.mark.parametrize("num_heads", [1, 5, 6, 8, 16])
+def test_digits_of_many_heads_are_legible_on_a_page(num_heads: int) -> None:
+    values = {(1, head): 0.5 for head in range(1, num_heads + 1)}
+    grids = [HeadValues(kind=kind, values=values) for kind in ATTENTION_KINDS]
+    picture = draw_heads("name", "title", grids)
+    shown = as_html(Section(title="Heads", parts=(picture,)))
+    found = re.search(r'width="([\d.]+)pt"', picture.svg)
+    assert found is not None
+    is_wide = 'class="drawing wide"' in shown
+    pixels = (60 if is_wide else 40) * 16
+    assert 8.33 * pixels / float(found[1]) > 9  # the size of digits in pixels
