@@ -8,10 +8,11 @@ beside its neighbour. Elements keep their nesting, and each is written exactly o
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import groupby
 
 import numpy as np
 from jaxtyping import Float32
@@ -161,32 +162,163 @@ def is_within_word(text: str, place: int) -> bool:
     return bool(WITHIN_WORD.fullmatch(around)) and not HAN_OR_KANA.search(around)
 
 
-def links_by_place(source: str, target: str) -> WordLinks:
+def links_by_place(source: str, target: str, tags: SentenceTags = ()) -> WordLinks:
     """Link words by their relative places in the two sentences.
 
     If both have the same brackets and quotation marks, these are linked, and words are
-    linked to those between the same ones. This is the fallback without attention; equal
-    sentences link equal words.
+    linked to those between the same ones. If these have moved, so that a tagged element
+    would have no words, the words outside are linked among themselves; if that is not
+    enough, all words. This is the fallback without attention; equal sentences link
+    equal words.
     """
-    sources, targets = units(source), units(target)
-    source_of: list[int | None] = []
-    begin = 0
-    anchors = _anchors(_words(source, sources), _words(target, targets))
-    for at, target_at in [*anchors, (len(sources), len(targets))]:
-        num_sources, num_targets = at - begin, target_at - len(source_of)
-        source_of += [
-            # The source word where the middle of the target word would be.
-            begin + (2 * i + 1) * num_sources // (2 * num_targets)
-            if num_sources
-            else None
-            for i in range(num_targets)
-        ]
-        source_of.append(at)
-        begin = at + 1
-    source_of.pop()  # the end
+    guess = _Guess(source, target, tags)
     return WordLinks(
-        source=sources, target=targets, source_of=tuple(source_of), is_guessed=True
+        source=guess.sources,
+        target=guess.targets,
+        source_of=tuple(guess.source_of()),
+        is_guessed=True,
     )
+
+
+Stretch = tuple[Sequence[int], Sequence[int]]
+"""Numbers of words of the source, and of those of the translation linked to them."""
+
+
+class _Guess:
+    """Links by place that give each element with words a word, if there are enough."""
+
+    def __init__(self, source: str, target: str, tags: SentenceTags) -> None:
+        self.sources, self.targets = units(source), units(target)
+        self._words = _words(source, self.sources), _words(target, self.targets)
+        self._is_word = [
+            [any(map(str.isalnum, word)) for word in words] for words in self._words
+        ]
+        spans = (
+            _words_in(self.sources, each.start, each.end) for each in _translated(tags)
+        )
+        self._elements = [
+            (first, last) for first, last in spans if any(self._is_word[0][first:last])
+        ]
+        """First word of each element with words, and the word after its last."""
+        self._around: list[tuple[int, ...]] = [() for _ in self.sources]
+        """Numbers of the elements around each source word."""
+        for number, (first, last) in enumerate(self._elements):
+            for i in range(first, last):
+                self._around[i] += (number,)
+
+    def source_of(self) -> list[int | None]:
+        """Return the source word of each word of the translation."""
+        anchors = _anchors(*self._words)
+        whole: Stretch = (range(len(self.sources)), range(len(self.targets)))
+        if anchors:
+            stretches = _stretches(whole, anchors)
+            for each in (stretches, _with_joined_outside(stretches)):
+                found = self._linked(each, anchors)
+                if all(self._has_whole(element, found) for element in self._elements):
+                    return found
+        return self._linked([whole], [])
+
+    def _linked(
+        self, stretches: Sequence[Stretch], anchors: Sequence[tuple[int, int]]
+    ) -> list[int | None]:
+        found: list[int | None] = [None] * len(self.targets)
+        for source, target in anchors:
+            found[target] = source
+        for sources, targets in stretches:
+            if sources:
+                for target, place in zip(
+                    targets, self._places(sources, targets), strict=True
+                ):
+                    found[target] = sources[place]
+        return found
+
+    def _places(self, sources: Sequence[int], targets: Sequence[int]) -> list[int]:
+        """Return the place in `sources` of each target word of a stretch, ascending.
+
+        It is where the middle of the target word would be, or the nearest one in the
+        part of the source that would have no word otherwise.
+        """
+        num_sources, num_targets = len(sources), len(targets)
+        places = [
+            (2 * i + 1) * num_sources // (2 * num_targets) for i in range(num_targets)
+        ]
+        words = [i for i, each in enumerate(targets) if self._is_word[1][each]]
+        parts = self._parts(sources)
+        missing = sum(needs_word for _, needs_word in parts)
+        if missing > len(words):
+            return places
+        before, begin, first = [places[i] for i in words], 0, 0
+        for end, needs_word in parts:
+            missing -= needs_word
+            stop = max(bisect_left(before, end), first + needs_word)
+            stop = min(stop, len(words) - missing)
+            for i in words[first:stop]:
+                places[i] = min(max(places[i], begin), end - 1)
+            begin, first = end, stop
+        self._order_marks(targets, places)
+        return places
+
+    def _order_marks(self, targets: Sequence[int], places: list[int]) -> None:
+        """Keep the places of marks between those of the words around them."""
+        for order, nearest in ((1, max), (-1, min)):
+            limit: int | None = None
+            for i in range(len(targets))[::order]:
+                if self._is_word[1][targets[i]]:
+                    limit = places[i]
+                elif limit is not None:
+                    places[i] = nearest(places[i], limit)
+
+    def _parts(self, sources: Sequence[int]) -> list[tuple[int, bool]]:
+        """Return the end of each part of a stretch, and whether it needs a word.
+
+        All words of a part have the same elements around them.
+        """
+        parts, end = [], 0
+        for around, group in groupby(sources, key=self._around.__getitem__):
+            part = list(group)
+            end += len(part)
+            has_word = any(self._is_word[0][each] for each in part)
+            parts.append((end, bool(around) and has_word))
+        return parts
+
+    def _has_whole(self, element: Span, source_of: Sequence[int | None]) -> bool:
+        """Return whether an element has words of the translation, without others among
+        them."""
+        is_from = [
+            each is not None and element[0] <= each < element[1] for each in source_of
+        ]
+        run = _densest(is_from) or (0, 0)
+        has_word = [
+            each and word for each, word in zip(is_from, self._is_word[1], strict=True)
+        ]
+        within = sum(has_word[slice(*run)])
+        return all(is_from[slice(*run)]) and 0 < within == sum(has_word)
+
+
+def _stretches(whole: Stretch, anchors: Sequence[tuple[int, int]]) -> list[Stretch]:
+    """Cut both sentences at the anchors."""
+    (sources, targets), found = whole, []
+    begin = target_begin = 0
+    for at, target_at in [*anchors, (len(sources), len(targets))]:
+        found.append((sources[begin:at], targets[target_begin:target_at]))
+        begin, target_begin = at + 1, target_at + 1
+    return found
+
+
+def _with_joined_outside(stretches: Sequence[Stretch]) -> list[Stretch]:
+    """Join the stretches that are not between an anchor and the one that closes it."""
+    outside = stretches[::2]
+    sources = [each for source, _ in outside for each in source]
+    targets = [each for _, target in outside for each in target]
+    return [(sources, targets), *stretches[1::2]]
+
+
+def _translated(elements: SentenceTags) -> Iterator[Element]:
+    """Yield the elements, and those within them, whose text is translated."""
+    for each in elements:
+        if not each.is_copied:
+            yield each
+            yield from _translated(each.children)
 
 
 def _anchors(source: Sequence[str], target: Sequence[str]) -> list[tuple[int, int]]:
@@ -488,7 +620,7 @@ class _Placement:
 
     def _around_words(self, element: Element) -> Span | None:
         """Return the span of the words that come from the element's, without strays."""
-        first, last = self._words_in(element.start, element.end)
+        first, last = _words_in(self._links.source, element.start, element.end)
         if first == last:
             return None
         is_from = [
@@ -576,12 +708,6 @@ class _Placement:
         after, _ = _edge_spaces(text[end : end + trailing])
         return start - before, end + after
 
-    def _words_in(self, start: int, end: int) -> tuple[int, int]:
-        """Return the first word that overlaps a span, and the word after the last."""
-        sources = self._links.source
-        first = bisect_right(sources, start, key=_end)
-        return first, max(bisect_left(sources, end, key=_start), first)
-
     def _point(self, at: int) -> int:
         """Translate a place between two words, or within one."""
         sources = self._links.source
@@ -664,6 +790,12 @@ def _is_apart(character: str) -> bool:
 def _edge_spaces(text: str) -> tuple[int, int]:
     """Return the number of spaces at the beginning and at the end of a text."""
     return len(text) - len(text.lstrip()), len(text) - len(text.rstrip())
+
+
+def _words_in(words: Sequence[Span], start: int, end: int) -> Span:
+    """Return the first word that overlaps a span, and the word after the last."""
+    first = bisect_right(words, start, key=_end)
+    return first, max(bisect_left(words, end, key=_start), first)
 
 
 def _start(span: Span) -> int:

@@ -593,7 +593,7 @@ def written_html(
     if segment.sentence is None or not translation.strip():
         return segment.text
     if links is None:
-        links = links_by_place(segment.sentence, translation)
+        links = links_by_place(segment.sentence, translation, segment.tags or ())
     return with_tags(segment.tags or (), segment.sentence, translation, links)
 
 

@@ -3,7 +3,7 @@ import re
 
 import html5lib
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from transduce.text.inline_tags import WordLinks, links_by_place, units
@@ -539,6 +539,77 @@ def test_elements_stay_on_their_side_of_brackets_and_quotes(
     html: str, translation: str, expected: str
 ) -> None:
     assert join_html(split_html(html, "en"), [translation]) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("(Optional) <a href=x>Read more</a>", "Mehr lesen (optional)",
+         "<a href=x>Mehr lesen</a> (optional)"),
+        ("“Yes”, said <a>John</a>.", "John sagte: „Ja“.",
+         "John <a>sagte:</a> „Ja“."),
+        ('"<i>Go</i>" is a <b>game</b>.', 'Ein Spiel ist "Go".',
+         'Ein Spiel <b>ist</b> "<i>Go</i>".'),
+        ("(see <i>below</i>) <b>The house</b>", "Das Haus (siehe unten)",
+         "<b>Das Haus</b> (siehe <i>unten</i>)"),
+        ("<b>The house</b> (see below)", "(siehe unten) Das Haus",
+         "(siehe unten) <b>Das Haus</b>"),
+        ("<b>The <i>house</i></b> (see below)", "Das (siehe unten) Haus",
+         "<b><i>Das</i></b> (siehe unten) Haus"),
+        ("(<b>A</b> very old <i>dog</i>)", "(Hund) altes",
+         "(<b>Hund</b>) <i>altes</i>"),
+        ("One two three four five <b>six</b> seven eight nine", "Eins zwei drei",
+         "Eins zwei <b>drei</b>"),
+    ],
+)  # fmt: skip
+def test_elements_keep_words_where_brackets_and_quotes_have_moved(
+    html: str, translation: str, expected: str
+) -> None:
+    assert join_html(split_html(html, "en"), [translation]) == expected
+
+
+@st.composite
+def moved_parts(draw: st.DrawFn) -> tuple[str, str]:
+    """HTML of parts in brackets, in quotes or in none, with elements at random, and a
+    translation with the parts in another order and at least as many words."""
+    word, size = st.sampled_from(["x", "yy", "z,"]), st.integers(1, 4)
+    kinds = draw(st.lists(st.sampled_from(["()", '""', "  "]), min_size=1, max_size=4))
+
+    def part(kind: str, words: list[str]) -> str:
+        return f"{kind[0]}{' '.join(words)}{kind[1]}".strip()
+
+    def formatted(words: list[str], depth: int) -> list[str]:
+        if not words or depth == 3:
+            return words
+        start = draw(st.integers(0, len(words) - 1))
+        end = draw(st.integers(start + 1, len(words)))
+        inner = formatted(words[start:end], depth + 1)
+        inner[0] = f"<b>{inner[0]}"
+        inner[-1] += "</b>"
+        return formatted(words[:start], 3) + inner + formatted(words[end:], depth + 1)
+
+    source = [[draw(word) for _ in range(draw(size))] for _ in kinds]
+    texts = [part(*each) for each in zip(kinds, source, strict=True)]
+    html = " ".join(formatted(" ".join(texts).split(), 0))
+    target = [[*words, *["w"] * draw(st.integers(0, 2))] for words in source]
+    moved = draw(st.permutations(list(zip(kinds, target, strict=True))))
+    return html, " ".join(part(*each) for each in moved)
+
+
+@given(moved_parts())
+@example(('<b>(x)</b> <b>x</b> <b>"x"</b> (x)', '"x" (x) x (x)'))
+def test_no_element_with_words_is_left_without_any(pair: tuple[str, str]) -> None:
+    html, translation = pair
+    found = join_html(split_html(html, "en"), [translation])
+    assert re.sub("<.*?>", "", found) == translation
+    open_elements: list[int] = []
+    for at, tag in ((each.end(), each[0]) for each in re.finditer("</?b>", found)):
+        if tag == "<b>":
+            open_elements.append(at)
+        else:
+            assert re.search(
+                r"\w", re.sub("<.*?>", "", found[open_elements.pop() : at])
+            )
 
 
 @pytest.mark.parametrize(
