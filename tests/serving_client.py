@@ -13,6 +13,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import torch
 import uvicorn
+from fastapi import FastAPI
 
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
@@ -102,8 +103,21 @@ def running(
     host: str = "127.0.0.1",
 ) -> Iterator[RunningServer]:
     """Run a server until the end of the block; clients use IPv4 whatever the host."""
+    app = create_app(models, config, access)
+    with running_app(app, models, taking, host) as server:
+        yield server
+
+
+@contextmanager
+def running_app(
+    app: FastAPI,
+    models: Sequence[ServedModel] = (),
+    taking: ServerConfig | None = None,
+    host: str = "127.0.0.1",
+) -> Iterator[RunningServer]:
+    """Run a server of an app until the end of the block."""
     with listen(host, 0) as listener:
-        server = http_server(create_app(models, config, access), taking)
+        server = http_server(app, taking)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         while not server.started:

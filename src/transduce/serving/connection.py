@@ -316,7 +316,12 @@ class Connection(H11Protocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel(self._abort)
+        if self.transport.is_closing():
+            return  # what is left to write must be read in time, too
+        if self._is_ending:  # `_drain` lets this be called once all is written
+            self._schedule(DRAIN_S, self._abort)
+        else:
+            self._cancel(self._abort)
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
@@ -390,6 +395,7 @@ class Connection(H11Protocol):
         if self.transport.can_write_eof():
             with suppress(OSError):  # the client may have reset the connection by now
                 self.transport.write_eof()
+        self.transport.set_write_buffer_limits(high=0)
         is_written = self.transport.get_write_buffer_size() == 0
         seconds = DRAIN_S if is_written else self._limits.write_timeout_s
         self._schedule(seconds, self._abort)

@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 import pytest
+from fastapi import FastAPI, Response
 
-from serving_client import RunningServer, running, served
+from serving_client import RunningServer, running, running_app, served
 from transduce.checkpoint import Checkpoint
 from transduce.errors import ConfigError, RequestError
 from transduce.serving import connection
@@ -440,6 +441,43 @@ def test_a_client_that_does_not_read_times_out(quick: RunningServer) -> None:
         client.sendall(document * 250)  # megabytes, more than the system takes
         wait_until(lambda: num_connections(quick) == 1)
         wait_until(lambda: num_connections(quick) == 0)
+
+
+LARGE = bytes(16_000_000)
+"""Answer that is larger than what the system takes of it before its client reads."""
+
+
+@contextmanager
+def large_answer(write_timeout_s: float) -> Iterator[RunningServer]:
+    """Server of an answer that is written at once, and must be read in time."""
+    limits = ConnectionConfig(write_timeout_s=write_timeout_s)
+    app = FastAPI()
+    app.add_route("/", lambda _: Response(LARGE), methods=["GET", "POST"])
+    with running_app(app, taking=ServerConfig(connections=limits)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("rest", [b"content-length: 9\r\n\r\n", b"\r\n" + HEALTH])
+def test_a_connection_ends_after_a_long_last_answer_though_its_client_stays(
+    monkeypatch: pytest.MonkeyPatch, rest: bytes
+) -> None:
+    monkeypatch.setattr(connection, "DRAIN_S", 0.1)
+    last = b"POST / HTTP/1.1\r\nconnection: close\r\n" + HOST
+    with large_answer(60) as server, connected(server) as client:
+        client.sendall(last + rest)
+        assert len(everything(client)) > len(LARGE)
+        wait_until(lambda: num_connections(server) == 0)
+
+
+def test_the_end_of_a_last_answer_must_be_read_in_time() -> None:
+    with large_answer(0.5) as server, connected(server) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nconnection: close\r\n" + HOST + b"\r\n")
+        wait_until(lambda: num_connections(server) == 1)
+        [there] = server.server.server_state.connections
+        wait_until(lambda: there.transport.is_closing())
+        # As the event loop does when only the end of the answer is left to write.
+        there.loop.call_soon_threadsafe(there.resume_writing)
+        wait_until(lambda: num_connections(server) == 0)
 
 
 def test_an_address_of_ipv6_is_named_with_its_brackets() -> None:
