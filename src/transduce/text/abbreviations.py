@@ -432,7 +432,7 @@ HINDI = Abbreviations(
 BENGALI = Abbreviations(
     never=_words("ড ডা ডঃ ডাঃ মি মিসেস মো মোঃ মোসা প্রফ প্রো অধ্যা"), numeric=_words("নং পৃ")
 )
-TAMIL = Abbreviations(never=_words("திரு திருமதி டாக் பேரா"), numeric=_words("ரூ எண் பக்"))
+TAMIL = Abbreviations(never=_words("திரு திருமதி டாக் பேரா"), numeric=_words("ரூ பக்"))
 THAI = Abbreviations(
     never=_words("ดร ศ รศ ผศ อ นพ พญ ทพ ภก จ ต ถ ซ ม โทร บจก หจก บมจ"),
     final=_words("น กม ซม มม กก พ.ศ ค.ศ"),
@@ -455,6 +455,8 @@ BY_LANGUAGE = {
 """Tables by base language."""
 WITH_ORDINAL_STOP = frozenset({"is", "fo", "et", "lv", "lt", "eu", "mk", "az"})
 """Languages without a table that write the ordinal third as "3."."""
+WITH_COMMON = frozenset({"hi", "mr", "ne", "bn", "ta", "th", "vi"})
+"""Languages whose table adds to the common one."""
 INTERNATIONAL = _words(
     "dr prof mr mrs ms ing dipl med phil jr sr inc ltd corp co etc al vs cf ca fig tab "
     "vol no nr p pp ph.d m.d u.s u.k u.n e.u u.s.a"
@@ -467,23 +469,37 @@ def abbreviations(language: str | None) -> Abbreviations:
     """Table of a base language, such as "de"; a common table for any other language.
 
     English titles and units are in the table of every language, as texts borrow them.
+    Languages whose own abbreviations are few and cannot be taken for others have the
+    common table, too.
     """
-    if language in BY_LANGUAGE:
-        own = BY_LANGUAGE[language]
-        if own is ENGLISH:
-            return own
+    if language not in BY_LANGUAGE:
+        return _common(has_ordinal_stop=language in WITH_ORDINAL_STOP)
+    own = BY_LANGUAGE[language]
+    if own is ENGLISH:
+        return own
+    if language in WITH_COMMON:
+        common = _common(has_ordinal_stop=False)
         return replace(
-            own,
-            never=own.never | (ENGLISH.never & INTERNATIONAL),
-            numeric=own.numeric | (ENGLISH.numeric & INTERNATIONAL),
-            final=own.final | (ENGLISH.final & INTERNATIONAL),
+            common,
+            never=own.never | common.never,
+            numeric=own.numeric | common.numeric,
+            final=own.final | common.final,
         )
-    tables = list(BY_LANGUAGE.values())
+    return replace(
+        own,
+        never=own.never | (ENGLISH.never & INTERNATIONAL),
+        numeric=own.numeric | (ENGLISH.numeric & INTERNATIONAL),
+        final=own.final | (ENGLISH.final & INTERNATIONAL),
+    )
+
+
+def _common(*, has_ordinal_stop: bool) -> Abbreviations:
+    tables = BY_LANGUAGE.values()
     return Abbreviations(
         never=INTERNATIONAL | ENGLISH.never | GERMAN.never,
         numeric=ENGLISH.numeric | GERMAN.numeric,
         final=ENGLISH.final | frozenset({"usw"}),
         starters=ENGLISH.starters,
         months=frozenset().union(*(each.months for each in tables)),
-        has_ordinal_stop=language in WITH_ORDINAL_STOP,
+        has_ordinal_stop=has_ordinal_stop,
     )

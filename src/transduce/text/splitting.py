@@ -101,7 +101,7 @@ LEADING = re.compile(
 NUMBER = re.compile(r"[0-9]{1,9}\Z")
 YEAR = re.compile(r"[0-9]{4}\Z")
 ROMAN = re.compile(r"[IVXLCDM]{1,7}\Z")
-COUNTED = re.compile(r"[0-9(#]|[IVXLC]+\b|[A-Z]?[0-9]|[A-Z]\b")
+COUNTED = re.compile(r"[\d(#]|[IVXLC]+\b|[A-Z]?\d|[A-Z]\b")
 """Pattern of the next word that makes words such as "No." an abbreviation."""
 PARTS = re.compile(r"[^\W\d_]{1,3}(?:[.\u00a0\u202f]{1,2}[^\W\d_]{1,3})+\Z")
 """Pattern of short parts with stops between them, such as "U.S" or "e.g"."""
