@@ -535,12 +535,7 @@ class _Worker:
         """Whether the worker runs and is a child of this process."""
         if os.getpid() != self._parent:
             return False
-        try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:
-            # The program has waited for it, or ignores SIGCHLD, so that Linux has.
-            return False
-        return ended is None
+        return _has_ended(self.pid) is False
 
     @property
     def is_done(self) -> bool:
@@ -565,9 +560,23 @@ class _Worker:
         return numbered
 
 
+def _has_ended(pid: int) -> bool | None:
+    """Return whether a child of this process has ended; None if it is no child of it.
+
+    It no longer is one if the program has waited for it, or ignores SIGCHLD, so that
+    Linux has.
+    """
+    try:
+        ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return None
+    return ended is not None
+
+
 def _end(parent: int, pid: int, connection: Connection) -> None:
     connection.close()
-    if os.getpid() == parent:  # otherwise it is a child of another process
+    # Otherwise it is a child of another process, or its number may be another's by now.
+    if os.getpid() == parent and _has_ended(pid) is not None:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)  # a worker has no state to save
             os.waitpid(pid, 0)

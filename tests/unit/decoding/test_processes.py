@@ -222,15 +222,21 @@ def test_a_process_killed_while_idle_is_replaced(
 
 
 def test_a_worker_that_the_program_has_waited_for_is_replaced(
-    alone: Translator, shared: Translator, others: set[int]
+    alone: Translator,
+    shared: Translator,
+    others: set[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # As the handler of SIGCHLD of a server that starts processes, or the system where
     # the signal is ignored.
     [*_, pid] = children() - others
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
+    killed: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
     texts = [each.text for each in shared.translate(SENTENCES)]
     assert texts == [each.text for each in alone.translate(SENTENCES)]
+    assert not killed  # as the number may be another program's by now
 
 
 def test_an_abandoned_stream_does_not_delay_the_next_translation(
