@@ -8,7 +8,7 @@ as "DNA" or "Berlin" alone where their shares and ratios mean nothing.
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html.entities import html5
@@ -98,10 +98,17 @@ NUMBER = re.compile(r"\d{1,3}(?:[.,'’ \u00a0\u2009\u202f]\d{3})+(?!\d)|\d+")
 """Whole number, with or without marks between its thousands."""
 NUMBER_MARKS = ".,'’\u060c\u066b\u066c，．"
 """Marks within numbers; those of Arabic and Persian, and wide ones, included."""
-EXPONENTS = {"万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12, "조": 12}
-"""Powers of ten by their words in Chinese, Japanese and Korean."""
+EXPONENTS = {
+    "万": 4, "萬": 4, "만": 4, "亿": 8, "億": 8, "억": 8, "兆": 12, "조": 12,
+    "lakh": 5, "लाख": 5, "লাখ": 5, "লক্ষ": 5, "ਲੱਖ": 5, "લાખ": 5, "ଲକ୍ଷ": 5,
+    "லட்சம்": 5, "లక్ష": 5, "ಲಕ್ಷ": 5, "ലക്ഷം": 5, "لاکھ": 5,
+    "crore": 7, "करोड": 7, "करो\u095c": 7, "कोटी": 7, "কোটি": 7, "ਕਰੋੜ": 7, "કરોડ": 7,
+    "କୋଟି": 7, "கோடி": 7, "కోటి": 7, "ಕೋಟಿ": 7, "കോടി": 7, "کروڑ": 7,
+}  # fmt: skip
+"""Powers of ten by their words in Chinese, Japanese, Korean, and languages of India and
+Pakistan."""
 _MARKED_NUMBER = rf"\d+(?:[{NUMBER_MARKS}]\d+)*"
-_POWER = rf"[ \u00a0]?[{''.join(EXPONENTS)}]"
+_POWER = rf"[ \u00a0]?(?:{'|'.join(EXPONENTS)})"
 COMPOUND = re.compile(rf"({_MARKED_NUMBER})({_POWER})?[ \u00a0]?(?=(\d)?)")
 """Number with its marks and the power of ten after it, as in 1万2345; group 3 is set if
 a number follows at once."""
@@ -113,8 +120,15 @@ YEAR_BEFORE_ERA = {
 }  # fmt: skip
 """Year before the first one of eras of Japan and Taiwan."""
 ERA_YEAR = re.compile(rf"({'|'.join(YEAR_BEFORE_ERA)})[ \u00a0]?(\d{{1,3}})(?!\d)")
-CALENDARS = {543, 621, 622}
-"""Differences between the years of the Buddhist and the Persian calendar and ours."""
+CALENDARS = (
+    (re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"), (543,)),
+    (re.compile("[\u0600-\u06ff\u0750-\u077f]"), (621, 622)),
+)
+"""Scripts of Thai, Lao, Burmese and Khmer, and of Persian, with the differences between
+the years of the Buddhist and the Persian calendar and ours."""
+LOST_MARK = 1, 2
+"""Powers of ten by which two numbers with the same digits differ if one lacks a decimal
+mark. Words such as thousand, lakh, million and crore differ by more."""
 NOON = 12
 YEAR_DIGITS = 2, 4
 """Digits of a year without and with its century."""
@@ -542,8 +556,14 @@ def _numbers(source: SideText, target: SideText) -> str | None:
     our_readings, their_readings = _readings(source.text), _readings(target.text)
     only_ours = _not_among(ours, our_readings, theirs, their_readings)
     only_theirs = _not_among(theirs, their_readings, ours, our_readings)
-    ours_alone = _without_other_form(only_ours, only_theirs)
-    theirs_alone = _without_other_form(only_theirs, only_ours)
+    calendars = {
+        difference
+        for letters, differences in CALENDARS
+        if letters.search(source.text) or letters.search(target.text)
+        for difference in differences
+    }
+    ours_alone = _without_other_form(only_ours, only_theirs, calendars)
+    theirs_alone = _without_other_form(only_theirs, only_ours, calendars)
     if not ours_alone or not theirs_alone:
         return None
     return f"{ours_alone[0]} in the source, {theirs_alone[0]} in the target"
@@ -559,13 +579,26 @@ def _by_digits(numbers: Iterable[str]) -> dict[str, str]:
     return digits
 
 
-def _readings(text: str) -> list[tuple[str, set[str]]]:
-    """Find numbers that have parts and can be read as one: 1.2 as 12, 1万2345 as 12345.
+Readings = dict[str, dict[int, set[str]]]
+"""Parts of the numbers of a text, as keys of `_by_digits`, by the number's own key and
+the power of ten after its digits: 1.2 has the key 12, the power -1, and the parts 1 and
+2."""
 
-    Each has a key as in `_by_digits`, by which 1.2 million is 120万, and the keys of
-    its parts. The year of an era, such as 平成30年, can be read as our year.
+
+def _readings(text: str) -> Readings:
+    """Find numbers, also those that are read as one: 1.2 as 12, 1万2345 as 12345.
+
+    The year of an era, such as 平成30年, can be read as our year.
     """
-    found: list[tuple[str, set[str]]] = []
+    found: Readings = {}
+
+    def add(whole: str, num_decimals: int, parts: Iterable[str]) -> None:
+        power = len(whole) - len(whole.rstrip("0")) - num_decimals
+        by_power = found.setdefault(whole.strip("0"), {})
+        by_power.setdefault(power, set()).update(parts)
+
+    for number in NUMBER.findall(text):
+        add(_ascii_digits(number), 0, _by_digits([number]))
     digits, parts = "", set[str]()
     value, is_before = 0, False
     for match in COMPOUND.finditer(text):
@@ -576,27 +609,36 @@ def _readings(text: str) -> list[tuple[str, set[str]]]:
         parts |= _by_digits(NUMBER.findall(match[1])).keys()
         is_before = bool(match[2] and match[3]) and len(digits) <= MAX_POWER_DIGITS
         if len(digits) <= MAX_POWER_DIGITS:
-            value += int(own) * 10 ** EXPONENTS.get((match[2] or "")[-1:], 0)
+            value += int(own) * 10 ** EXPONENTS.get((match[2] or "").strip(), 0)
         if not is_before:
             whole = str(value) if len(digits) <= MAX_POWER_DIGITS else digits
-            if parts != {key := whole.strip("0")}:
-                found.append((key, parts))
+            add(whole, _num_decimals(match[1]), parts)
     for match in ERA_YEAR.finditer(text):
         year = YEAR_BEFORE_ERA[match[1]] + int(match[2])
-        found.append((str(year).strip("0"), {*_by_digits([match[2]])}))
+        add(str(year), 0, _by_digits([match[2]]))
     return found
+
+
+def _num_decimals(number: str) -> int:
+    """Count the digits after the last mark of a number; three are thousands."""
+    last = re.search(rf"[{NUMBER_MARKS}](\d+)\Z", number)
+    return 0 if last is None or len(last[1]) == len("000") else len(last[1])
 
 
 def _not_among(
     numbers: dict[str, str],
-    readings: Sequence[tuple[str, set[str]]],
+    readings: Readings,
     others: dict[str, str],
-    other_readings: Sequence[tuple[str, set[str]]],
+    other_readings: Readings,
 ) -> list[str]:
     """Numbers that the other side does not have, in any reading of both."""
-    known = others.keys() | {whole for whole, _ in other_readings}
-    read = {part for whole, parts in readings if whole in known for part in parts}
-    return [numbers[each] for each in numbers if each not in known | read]
+    known = set(others)
+    for whole, by_power in readings.items():
+        powers = other_readings.get(whole, {})
+        for power, parts in by_power.items():
+            if any(abs(power - other) not in LOST_MARK for other in powers):
+                known |= parts
+    return [numbers[each] for each in numbers if each not in known]
 
 
 def _ascii_digits(number: str) -> str:
@@ -605,24 +647,28 @@ def _ascii_digits(number: str) -> str:
     return "".join(str(unicodedata.digit(each)) for each in number if each.isdigit())
 
 
-def _without_other_form(numbers: Sequence[str], others: Sequence[str]) -> list[str]:
+def _without_other_form(
+    numbers: Sequence[str], others: Sequence[str], calendars: Container[int]
+) -> list[str]:
     """Numbers that are not another form of one of the others.
 
     Forms differ as 1990 and 90 do, as 2020 and 2563 of the Buddhist calendar, or as 3
-    pm and 15 Uhr.
+    pm and 15 Uhr. The years of other calendars differ by `calendars` from ours.
     """
     return [
         each
         for each in numbers
-        if not any(_is_same_year(each, o) or _is_same_hour(each, o) for o in others)
+        if not any(
+            _is_same_year(each, o, calendars) or _is_same_hour(each, o) for o in others
+        )
     ]
 
 
-def _is_same_year(one: str, other: str) -> bool:
+def _is_same_year(one: str, other: str, calendars: Container[int]) -> bool:
     shorter, longer = sorted((one, other), key=len)
     _, with_century = YEAR_DIGITS
     if len(shorter) == len(longer) == with_century:
-        return abs(int(one) - int(other)) in CALENDARS
+        return abs(int(one) - int(other)) in calendars
     return (len(shorter), len(longer)) == YEAR_DIGITS and longer.endswith(shorter)
 
 

@@ -69,6 +69,12 @@ FAULTY = {
         ("In 1984 it began.", "1985 begann es.", "1984 in the source, 1985"),
         ("In 84 it began.", "1985 begann es.", "84 in the source, 1985"),
         ("13 dogs came.", "25 Hunde kamen.", "13 in the source, 25"),
+        ("It is 3,5 km.", "Es sind 35 km.", "3 in the source, 35"),
+        ("It costs 1.99.", "Es kostet 199.", "1 in the source, 199"),
+        ("It is version 1.2.", "Es ist Version 12.", "1 in the source, 12"),
+        ("See page 1543.", "Siehe Seite 1000.", "1543 in the source, 1000"),
+        ("In 1989 it began.", "1446 begann es.", "1989 in the source, 1446"),
+        ("In 1989 it began.", "1367 begann es.", "1989 in the source, 1367"),
     ],
     "loop": [
         ("The dog barks.", "Der Hund Hund Hund Hund bellt.", '"hund" 4 times'),
@@ -192,6 +198,11 @@ def test_the_script_of_the_language_is_required(language, text, rule) -> None:
         ("The law of 2020 is new.", "قانون سال ۱۳۹۹ جدید است."),
         ("The law of 12 May 2018 is new.", "平成30年5月12日の法律は新しい。"),
         ("The law of 2018 is new.", "民國107年的法律是新的。"),
+        ("The town has 1.2 million people.", "Die Stadt hat 1 200 000 Menschen."),
+        ("The town has 1.2 million people.", "शहर में १२ लाख लोग हैं।"),
+        ("It costs 35,000,000 euros.", "কাজটির দাম ৩ কোটি ৫০ লাখ ইউরো।"),
+        ("The town has 12 345 people.", "这座城市有1万2345人。"),
+        ("The town has 15,000 people.", "这座城市有1.5万人。"),
     ],
 )
 def test_a_number_is_the_same_in_other_scripts_groups_and_calendars(
@@ -209,6 +220,8 @@ def test_a_number_is_the_same_in_other_scripts_groups_and_calendars(
         ("The town has 12,345 people.", "这座城市有1万2346人。"),
         ("The law of 2019 is new.", "平成30年の法律は新しい。"),
         ("The law of 2020 is new.", "กฎหมายปี พ.ศ. 2564 ใหม่"),
+        ("The law of 2020 is new.", "กฎหมายปี พ.ศ. 1399 ใหม่"),
+        ("It is 3.5 km.", "它有35公里。"),
         ("The town has 7 people.", "1万" + "2" * 30 + "人住在这座非常美丽的城市里面。"),
     ],
 )
