@@ -815,8 +815,8 @@ class _Fields:
             name = _part_name(field)
             # Older versions of the library do not read it.
             own = getattr(field, "content_type", None) or ""
-            kind = own if CHARSET.search(own) else content_type
-            parts.setdefault(name, []).append(_text(field.value, kind))
+            text = _text(field.value or b"", own, content_type)
+            parts.setdefault(name, []).append(text)
             if len(parts) > MAX_FIELDS:
                 raise ValueError("Max number of fields exceeded")
 
@@ -845,15 +845,20 @@ def _part_name(part: Any) -> str:
     return (part.field_name or b"").decode(errors="replace")
 
 
-def _text(value: bytes | None, content_type: str) -> str:
-    """Decode a part of a form from UTF-8, or else from the charset of its type."""
-    content, codec = value or b"", _codec(content_type) or ""
-    if codec.startswith(WIDE) or (codec == ISO_2022_JP and ESCAPE in content):
+def _text(content: bytes, own_type: str, content_type: str) -> str:
+    """Decode a part of a form from UTF-8, or else from the charset of its own type or
+    that of the form."""
+    is_own = CHARSET.search(own_type) is not None
+    kind = own_type if is_own else content_type
+    codec = _codec(kind) or ""
+    # Many clients name the charset of their program for the form, but write in UTF-8.
+    is_wide = codec.startswith(WIDE) and (is_own or b"\0" in content)
+    if is_wide or (codec == ISO_2022_JP and ESCAPE in content):
         return content.decode(codec).removeprefix(MARK)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
-        return content.decode(_required_codec(content_type))
+        return content.decode(_required_codec(kind))
 
 
 def refusal_of(error: TransduceError) -> RefusedError:
@@ -868,7 +873,9 @@ def refusal_of(error: TransduceError) -> RefusedError:
             failed = HTTPStatus.INTERNAL_SERVER_ERROR
             return RefusedError(failed, failure_sentence(error))
         case OverdueError() | LackOfMemoryError():
-            return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), RETRY_S)
+            # Work that needs more memory than there ever is must not be sent for ever.
+            seconds = RETRY_S if isinstance(error, OverdueError) else None
+            return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, str(error), seconds)
         case TimeLimitError():
             return RefusedError(HTTPStatus.GATEWAY_TIMEOUT, str(error))
         case BusyError():

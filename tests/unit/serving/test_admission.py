@@ -589,10 +589,10 @@ def test_errors_of_the_servers_files_are_for_its_log(
     assert "/srv/models/mine" in caplog.text
 
 
-def test_a_lack_of_memory_passes() -> None:
+def test_a_lack_of_memory_may_pass_but_is_not_to_be_tried_again_by_itself() -> None:
     refusal = refusal_of(LackOfMemoryError("The search needs 9 GB."))
     assert (refusal.status, str(refusal)) == (503, "The search needs 9 GB.")
-    assert refusal.retry_after_s is not None
+    assert refusal.retry_after_s is None
 
 
 def test_known_keys_are_accepted_and_others_are_not() -> None:

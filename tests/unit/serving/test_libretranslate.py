@@ -411,6 +411,17 @@ def test_a_part_of_a_form_may_name_its_own_charset(codec: str) -> None:
     assert admitted(body, "multipart/form-data; boundary=xx") == ["世界"]
 
 
+@pytest.mark.parametrize("text", ["Hallo!", "Hallo", "Grüße"])
+@pytest.mark.parametrize("charset", ["utf-16", "utf-16le", "utf-32"])
+def test_a_part_in_utf_8_is_read_though_the_form_names_a_wide_charset(
+    text: str, charset: str
+) -> None:
+    kind = f"multipart/form-data; boundary=xx; charset={charset}"
+    assert admitted(multipart(FIELDS | {"q": text}), kind) == [text]
+    wide = multipart(FIELDS | {"q": "Q"}).replace(b"Q", "Grüße".encode(charset))
+    assert admitted(wide, kind) == ["Grüße"]
+
+
 @pytest.mark.parametrize(
     "charset",
     ["utf-7", "UTF7", "hz-gb-2312", "ISO-2022-KR", "iso-2022-cn-ext", "iso-2022-jp-2"],
