@@ -117,6 +117,8 @@ EXCLUDED = (PAD, BOS)
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
+VERSION_KEY = "version of transduce"
+"""Key of the version in a pickled translator, which no attribute has."""
 UNPICKLED = {"models", "torch_model", "_pool"}
 """Attributes of a translator that are made again when it is unpickled."""
 
@@ -241,13 +243,13 @@ class Translator:
         return {
             **kept,
             "num_processes": self.num_processes,
-            "version": _version(),
+            VERSION_KEY: _version(),
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Prepare the models as `load` does, then set all attributes."""
         kept = dict(state)
-        _require_this_version(kept.pop("version", None))
+        _require_this_version(kept.pop(VERSION_KEY, None))
         num_processes = kept.pop("num_processes")
         device, (first, *others) = kept["device"], kept["_stored_models"]
         choose_device(device.partition(":")[0])  # prepares this process

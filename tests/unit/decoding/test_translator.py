@@ -24,6 +24,7 @@ from transduce.decoding import backend, torch_model
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import (
+    VERSION_KEY,
     Translator,
     interdependent_lines,
     load,
@@ -347,13 +348,13 @@ def test_a_pickled_translator_is_refused_where_a_model_has_changed(
 
 @pytest.mark.parametrize(
     ("version", "made"),
-    [({}, "an earlier version"), ({"version": "0.0.7"}, "version 0.0.7")],
+    [({}, "an earlier version"), ({VERSION_KEY: "0.0.7"}, "version 0.0.7")],
 )
 def test_a_translator_that_another_version_pickled_is_refused(
     translator: Translator, version: dict[str, str], made: str
 ) -> None:
     state = translator.__getstate__()
-    del state["version"]
+    del state[VERSION_KEY]
     again = object.__new__(Translator)
     with pytest.raises(VersionError, match=f"but is of {made}; load the model from"):
         again.__setstate__({**state, **version})
@@ -365,6 +366,7 @@ class Polite(Translator):
     def __init__(self, checkpoint: Checkpoint, greeting: str) -> None:
         super().__init__(checkpoint, CPU)
         self.greeting = greeting
+        self.version = 3
 
 
 @pytest.mark.parametrize("again", [copy, deepcopy, pickled_and_loaded])
@@ -376,6 +378,7 @@ def test_a_copied_or_pickled_translator_keeps_its_class_and_attributes(
     found = again(polite)
     assert isinstance(found, Polite)
     assert (found.greeting, found.source_language) == ("Hello!", "fr")
+    assert found.version == 3
     assert found.translate(SENTENCES) == polite.translate(SENTENCES)
 
 
