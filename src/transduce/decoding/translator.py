@@ -687,8 +687,16 @@ class Translator:
 
         Raises `RequestError` if they are a single string.
         """
-        texts = list(map(self._tagged, listed(sources)))
+        texts = list(map(self.prepared_source, listed(sources)))
         return encode_with_tag(texts, self.corpus_tag, self.tokenizer)
+
+    def prepared_source(self, source: str) -> str:
+        """Return a source as the model reads it, with the tag of a target language."""
+        # Unlike the paper: the model reads no soft hyphens, zero-width spaces or marks
+        # of direction in a source, which show nothing but would cut words into rare
+        # pieces. Training text is read as it is. The paper does not mention them. On by
+        # default.
+        return tagged(without_invisible(source), self.language_tag, self.tokenizer)
 
     def close(self) -> None:
         """End the other processes; they also end with this process.
@@ -697,14 +705,6 @@ class Translator:
         """
         if self._pool is not None:
             self._pool.close()
-
-    def _tagged(self, source: str) -> str:
-        """Return a source with the tag of the translator's target language."""
-        # Unlike the paper: the model reads no soft hyphens, zero-width spaces or marks
-        # of direction in a source, which show nothing but would cut words into rare
-        # pieces. Training text is read as it is. The paper does not mention them. On by
-        # default.
-        return tagged(without_invisible(source), self.language_tag, self.tokenizer)
 
     def _run(
         self,
@@ -732,7 +732,7 @@ class Translator:
         """Yield the translation of each source and prefix, window by window."""
         numbered = zip(
             count(pace.first_line),
-            ((self._tagged(source), prefix) for source, prefix in pairs),
+            ((self.prepared_source(source), prefix) for source, prefix in pairs),
         )
         for window in pace.windows(numbered):
             lines = encode_lines(

@@ -68,7 +68,7 @@ from transduce.settings import (
 )
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
-from transduce.text.tokenizer import normalize, tagged
+from transduce.text.tokenizer import normalize
 
 FORMAT = 2
 """Format of the record of settings."""
@@ -297,7 +297,7 @@ class OutputRules:
     ) -> str | None:
         """Return why a translation of a text is useless, or None.
 
-        `source` holds the tokens of the text.
+        `source` holds the tokens of the text that the model reads.
         """
         if len(source) > self._max_tokens:
             return "too-long"
@@ -352,8 +352,7 @@ def translate_text(
     def sources() -> Iterator[str]:
         for line in islice(text.lines(), done, None):
             # The tag of the target language takes a place, too.
-            text_with_tag = tagged(line.text, translator.language_tag, tokenizer)
-            [source] = tokenizer.encode_sources([text_with_tag])
+            [source] = tokenizer.encode_sources([translator.prepared_source(line.text)])
             waiting.append((line, source))
             yield line.text if len(source) <= longest else ""
 

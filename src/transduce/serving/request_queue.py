@@ -26,6 +26,7 @@ from transduce.errors import (
     in_seconds,
 )
 from transduce.search_config import SearchConfig
+from transduce.text.languages import without_invisible
 from transduce.trees.penn_words import penn_words
 
 Result = TypeVar("Result")
@@ -328,7 +329,9 @@ class RequestQueue:
         A thread counts them; raises `TimeLimitError` if that takes too long.
         """
         encode = self.translator.tokenizer.encode_sources
-        encoded = await in_thread(deadline, encode, texts)
+        encoded = await in_thread(
+            deadline, lambda: encode(list(map(without_invisible, texts)))
+        )
         counts = [len(ids) + 1 for ids in encoded]  # with the end token
         if sum(counts) > self.config.max_tokens:
             raise TooLongError(

@@ -482,6 +482,10 @@ def test_too_many_tokens_are_too_long(translator: Translator) -> None:
     config = QueueConfig(max_tokens=50)
     with RequestQueue(translator, config) as queue:
         asyncio.run(queue.require_short(["one"] * 10, queue.deadline()))
+        hinted = [
+            "o\u00adne" + "\u00ad" * 100
+        ] * 10  # as the model reads no soft hyphens
+        asyncio.run(queue.require_short(hinted, queue.deadline()))
         emoji = ["\N{GRINNING FACE}" * 13]  # of four bytes, each a token
         with pytest.raises(TooLongError, match="at most 50 tokens, but has 54"):
             asyncio.run(queue.translate(emoji))
