@@ -9,6 +9,8 @@
 #include "parallel.h"
 #include "simd/vec.h"
 
+#define MIN_SILU_ROWS 16 /* of a part of parallel_for */
+
 static Matrix take_matrix(Arena *arena, int64_t rows, int64_t width)
 {
     const int64_t stride = padded_stride(width);
@@ -187,16 +189,28 @@ TD_INTERNAL void add_and_norm(Workspace *work, const Norm *norm)
     parallel_for(add_norm_rows, &sum, work->rows, MIN_ROWS, work->num_threads);
 }
 
+/* Replace the inner layer by SiLU(x) = x sigmoid(x) (Elfwing et al., 2018). */
+static void apply_silu(void *shared, int64_t first, int64_t end, int worker)
+{
+    const Workspace *work = shared;
+    const int64_t width = work->stack->d_ff;
+    (void)worker;
+    for (int64_t row = first; row < end; row++) {
+        float *inner = row_of(&work->wide, row);
+        for (int64_t i = 0; i < width; i += LANES) {
+            const vec x = vec_load_masked(vec_mask_first(width - i), inner + i);
+            vec_store_first(inner + i, width - i, x * vec_sigmoid(x));
+        }
+    }
+}
+
 TD_INTERNAL void feed_forward(Workspace *work, const Layer *layer)
 {
-    const Stack *stack = work->stack;
+    const int is_silu = work->stack->is_silu;
     apply_linear(work, &layer->inner, sublayer_input(work, &layer->feed_forward_norm),
-                 &work->wide, !stack->is_silu);
-    for (int64_t row = 0; stack->is_silu && row < work->rows; row++) {
-        float *inner = row_of(&work->wide, row);
-        for (int64_t i = 0; i < stack->d_ff; i++)
-            inner[i] /= 1 + expf(-inner[i]);
-    }
+                 &work->wide, !is_silu);
+    if (is_silu)
+        parallel_for(apply_silu, work, work->rows, MIN_SILU_ROWS, work->num_threads);
     apply_linear(work, &layer->outer, &work->wide, &work->sublayer, 0);
     add_and_norm(work, &layer->feed_forward_norm);
 }
