@@ -25,6 +25,15 @@
 _Static_assert(SOFTMAX_BLOCK % BLOCK_OUTPUTS == 0 && FIRST_LOGITS % BLOCK_OUTPUTS == 0,
                "parts of the logits begin with a block of outputs");
 
+/* Whether the next token of any live sentence is forced. */
+static int has_forced_tokens(const td_search *search)
+{
+    for (int64_t i = 0; i < search->num_live; i++)
+        if (search->forced_tokens[i] != NO_TOKEN)
+            return 1;
+    return 0;
+}
+
 static td_candidates candidates_of(const td_search *search, int64_t vocab)
 {
     return (td_candidates){
@@ -35,7 +44,7 @@ static td_candidates candidates_of(const td_search *search, int64_t vocab)
         .log_probs = search->log_probs,
         .excluded_tokens = search->config.excluded_tokens,
         .num_excluded_tokens = search->config.num_excluded_tokens,
-        .forced_tokens = search->has_prefixes ? search->forced_tokens : NULL,
+        .forced_tokens = has_forced_tokens(search) ? search->forced_tokens : NULL,
         .restrictions = has_restrictions(search) ? &search->restrictions : NULL,
         .diversity = search->config.is_greedy ? 0.0 : search->config.diversity,
         .found_log_probs = search->found_log_probs,

@@ -261,7 +261,6 @@ static td_status add_sentences(td_search *search, int64_t num_sentences,
         search->sentences[search->num_sentences++] = sentence;
         search->live[search->num_live] = sentence;
         search->forced_tokens[search->num_live++] = forced_token(sentence);
-        search->has_prefixes |= length > 0;
     }
     return TD_OK;
 }
@@ -435,7 +434,6 @@ td_status search_join(td_search *search, td_search *other)
     copy_out(search->tokens + first, other->tokens, count);
     search->num_live += other->num_live;
     search->next_number += other->next_number;
-    search->has_prefixes |= other->has_prefixes;
     other->num_live = other->num_sentences = 0;
     return TD_OK;
 }

@@ -48,7 +48,6 @@ struct td_search {
     td_search_config config; /* with copies of its arrays */
     int64_t num_candidates;  /* of a sentence in each step: 2 beam_size */
     int64_t group;           /* hypotheses of a live sentence: 1, then the beam size */
-    int64_t has_prefixes;    /* whether any sentence had one */
     int64_t next_number;
 
     int64_t num_sentences, sentence_capacity;
