@@ -66,7 +66,8 @@ TD_INTERNAL void dropout_blocks_backward(void *masking, int64_t first, int64_t e
 static void store_bits(uint8_t *to, vec_i32 kept)
 {
     const uint32_t bits = vec_sign_bits((vec)kept);
-    memcpy(to, &bits, LANES / CHAR_BIT);
+    for (int i = 0; i < LANES / CHAR_BIT; i++)
+        to[i] = (uint8_t)(bits >> i * CHAR_BIT);
 }
 
 TD_INTERNAL void draw_mask_bits(void *masks, int64_t first, int64_t end, int worker)
