@@ -107,14 +107,22 @@ LAYERS = Work(
 
 
 class _Refusal(threading.local):
-    """Sizes of the last allocation that was refused to this thread."""
+    """Why the last allocation was refused to this thread."""
 
     sizes: str = ""
+    error: BaseException | None = None
+    """Error within the check, such as an interrupt by Ctrl-C."""
 
     def take(self) -> str:
         """Return the sizes and clear them."""
         sizes, self.sizes = self.sizes, ""
         return sizes
+
+    def raise_error(self) -> None:
+        """Raise the error within the last check, if there was one."""
+        if (error := self.error) is not None:
+            self.error = None
+            raise error
 
 
 _refusal = _Refusal()
@@ -131,7 +139,12 @@ def _is_free(num_bytes: int) -> int:
     return 0
 
 
-_may_allocate = ffi.callback("int(int64_t)", _is_free)
+def _keep_error(_kind: Any, error: BaseException, _traceback: Any) -> None:
+    """Keep an error of `_is_free` for `check`: C code cannot pass it on."""
+    _refusal.error = error
+
+
+_may_allocate = ffi.callback("int(int64_t)", _is_free, error=0, onerror=_keep_error)
 
 
 @cache
@@ -194,8 +207,10 @@ def check(status: int, work: Work = DECODING) -> None:
     """Raise an error unless a status is `TD_OK`.
 
     Raises `LackOfMemoryError` if memory for the work is lacking, `IndexError` for a
-    token id outside the vocabulary, and `ValueError` otherwise.
+    token id outside the vocabulary, and `ValueError` otherwise. An error that ended a
+    check of free memory, such as `KeyboardInterrupt`, is raised whatever the status.
     """
+    _refusal.raise_error()
     if status == 0:
         return
     loaded = library()

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from transduce import native
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.native_decoder import PackedLinear
 from transduce.decoding.translator import Translator
 from transduce.errors import LackOfMemoryError, RequestError
 from transduce.search_config import SamplingConfig, SearchConfig
@@ -68,6 +70,28 @@ def test_the_work_that_lacks_memory_is_named(
             match="^Learning word translations needs .* give fewer sen",
         ):
             likeliest_targets(pairs, 1)
+
+
+@needs_library
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("no such group")])
+def test_an_error_within_a_check_of_memory_is_raised_once(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+) -> None:
+    """Python can handle Ctrl-C within the check, which C code calls."""
+
+    def interrupted(_num_processes: int) -> float:
+        raise error
+
+    weight = np.zeros((1, 1), np.float32)
+    with monkeypatch.context() as patched, checked_from(0):
+        patched.setattr(native, "free_memory", interrupted)
+        with pytest.raises(type(error)) as raised:
+            PackedLinear(weight, None, "fp32")
+    assert raised.value is error
+    assert not capfd.readouterr().err
+    assert PackedLinear(weight, None, "fp32")(weight) == 0
 
 
 @needs_library
