@@ -2,7 +2,7 @@
  *
  * td_load() returns the functions for this processor. Handles are created by functions
  * named *_new, freed by functions named *_free (NULL is allowed), and used by one
- * thread at a time; a finished td_model may be used by several.
+ * thread at a time; a td_linear and a finished td_model may be used by several.
  *
  * Matrices are row-major; comments give shapes as [rows, columns]. Sizes and ids are
  * int64_t. Log-probabilities are in nats. Arrays need the alignment of their elements
@@ -563,14 +563,14 @@ typedef struct td_decode_api {
     void (*decoder_free)(td_decoder *decoder);
 
     /* Find candidates, given logits [sentences, group, vocab]. TD_BAD_TOKEN: a forced
-     * token is not below vocab. TD_OUT_OF_MEMORY. */
+     * or a repeated token is not below vocab. TD_OUT_OF_MEMORY. */
     td_status (*find_candidates)(const td_candidates *query, const float *logits);
 
     /* Begin a search. Translations have at most `max_lengths` [num_sentences] tokens,
-     * the end token included. They begin with prefixes of `prefix_lengths`
-     * [num_sentences] tokens, which follow one another in `prefix_tokens`; NULL
-     * lengths: no prefixes. TD_BAD_TOKEN: a prefix has a negative id. TD_OUT_OF_MEMORY.
-     */
+     * the end token included; 0 has the effect of 1. They begin with prefixes of
+     * `prefix_lengths` [num_sentences] tokens, which follow one another in
+     * `prefix_tokens`; NULL lengths: no prefixes. TD_BAD_TOKEN: a prefix has a negative
+     * id. TD_OUT_OF_MEMORY. */
     td_status (*search_new)(const td_search_config *config, int64_t num_sentences,
                             const int64_t *max_lengths, const int64_t *prefix_lengths,
                             const int64_t *prefix_tokens, td_search **search);
@@ -596,8 +596,8 @@ typedef struct td_decode_api {
 
     /* Extend the hypotheses of all live sentences by one token, given logits [live,
      * group, vocab] and `mask` as in td_candidates. With a coverage penalty, `coverage`
-     * [live, group] of the hypotheses is needed. TD_BAD_TOKEN: a prefix has an id not
-     * below vocab. TD_OUT_OF_MEMORY. */
+     * [live, group] of the hypotheses is needed. TD_BAD_TOKEN: a prefix or, with a
+     * repetition penalty, a hypothesis has an id not below vocab. TD_OUT_OF_MEMORY. */
     td_status (*search_grow_by_logits)(td_search *search, const float *logits,
                                        int64_t vocab, const uint8_t *mask,
                                        const double *coverage);
@@ -615,7 +615,7 @@ typedef struct td_decode_api {
      * sentences with groups of beam_size, and sum attention if there is a coverage
      * penalty. `tokens` [live, group] are read first. Writes the number of steps to
      * `num_steps`. With AMX in int8, log-probabilities may differ in their last digits
-     * between one thread and several.
+     * between one thread and several, and with the number of live hypotheses.
      *
      * If a step fails after others, the call returns TD_OK, and the next call reports
      * the failure. If the decoder cannot be reordered after a step, both handles can

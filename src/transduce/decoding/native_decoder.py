@@ -617,8 +617,9 @@ class NativeDecoder:
     ) -> Int64[np.ndarray, "kept group"] | None:
         """Take steps with a native search until at most `max_live` sentences are live.
 
-        Returns the last tokens, after at most `MAX_ROWS` rows. Returns None, without a
-        step, if the search is of another kind, or cannot run with this decoder.
+        Returns the last tokens, after one step or more of at most `MAX_ROWS` rows
+        together. Returns None, without a step, if the search is of another kind, or
+        cannot run with this decoder.
         """
         group_size, sums_attention = last_ids.shape[1], self._summed_layers == 1
         if not isinstance(search, NativeSearch) or not search.can_run(
