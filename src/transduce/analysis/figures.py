@@ -28,6 +28,7 @@ from transduce.errors import ConfigError, DataError
 from transduce.files import atomic_file
 from transduce.model.config import ATTENTION_KINDS, AttentionKind
 from transduce.report.chart import (
+    COLOURS,
     INK,
     STYLE,
     drawn_in,
@@ -37,10 +38,7 @@ from transduce.report.chart import (
 )
 from transduce.report.report import Picture, xml_text
 
-HEAD_COLOURS = (
-    *("#3b76af", "#d1495b", "#2a9134", "#9b3d9b"),
-    *("#b07d00", "#008b9a", "#c05a1c", "#6a6fb5"),
-)
+HEAD_COLOURS = COLOURS
 """Colours of heads 1 to 8, then from the first again, in other dashes."""
 DASHES: tuple[LineStyleType, ...] = (
     "solid",
@@ -422,9 +420,9 @@ def _plain(label: str) -> str:
     return label.replace("$", r"\$")
 
 
-TRAINING, DEV, REWARD = "#4477aa", "#ee6677", "#228833"
-OTHERS, MARKERS = ("#aa3377", "#b8860b", "#3399bb", "#7f7f7f", "#dd7722"), "^vPX"
-"""Colours and markers of further dev sets: together, 20 that differ."""
+TRAINING, DEV, REWARD, *OTHERS = COLOURS
+MARKERS = "^vPX"
+"""Markers of further dev sets: with five colours, 20 that differ."""
 CURVE_INCHES, ABOVE_INCHES, BELOW_INCHES = 3.6, 0.36, 0.5
 """Height of learning curves, and of the margins in it above and below the charts."""
 ENTRY_INCHES = 0.2

@@ -22,10 +22,11 @@ from transduce.report.report import Picture, xml_text
 INK = "#1f2328"
 """Colour of text and axes on white; a web page replaces it by its text colour."""
 COLOURS = (
-    "#4477aa", "#ee6677", "#228833", "#aa3377", "#b8860b", "#7f7f7f", "#3399bb",
-    "#dd7722",
+    "#3b76af", "#f06858", "#487020", "#8818f8", "#b09000", "#00a090", "#f01070",
+    "#8878f8",
 )  # fmt: skip
-"""Colours that differ on white and on black, and for most colour-blind readers."""
+"""Colours that differ for colour-blind readers, too, and stand out from white and from
+the dark of pages."""
 STYLE: dict[Any, Any] = {
     "text.color": INK,
     "axes.labelcolor": INK,

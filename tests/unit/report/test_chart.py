@@ -1,12 +1,15 @@
 """Charts of reports, as they are drawn."""
 
 import re
+from itertools import combinations
 
+import numpy as np
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from transduce.report import chart
-from transduce.report.chart import Chart, Series, draw
+from transduce.report.chart import COLOURS, Chart, Series, draw
 
 
 @pytest.fixture
@@ -62,3 +65,39 @@ def test_labels_within_a_decade_are_short_numbers() -> None:
     labels = re.findall(r">([\d.e−-]+)</text>", svg)
     assert {"0.06", "0.1", "0.2", "0.3", "16"} <= set(labels)
     assert all(re.fullmatch(r"[\d.]+", label) for label in labels)
+
+
+# Machado, Oliveira and Fernandes (2009), of full severity, on linear RGB.
+SIGHT = {
+    "usual": np.eye(3),
+    "without green": np.array(
+        [[0.367, 0.861, -0.228], [0.280, 0.673, 0.047], [-0.012, 0.043, 0.969]]
+    ),
+    "without red": np.array(
+        [[0.152, 1.053, -0.205], [0.115, 0.786, 0.099], [-0.004, -0.048, 1.052]]
+    ),
+}
+
+
+def lab(linear: np.ndarray) -> np.ndarray:
+    """Coordinates of a colour in CIELAB, in which distances are as seen."""
+    to_xyz = [[0.412, 0.358, 0.181], [0.213, 0.715, 0.072], [0.019, 0.119, 0.951]]
+    x, y, z = np.cbrt(to_xyz @ linear.clip(0, 1) / [0.951, 1.0, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("sight", SIGHT)
+def test_colours_differ_for_readers_of_any_sight(sight: str) -> None:
+    linear = [np.array(to_rgb(colour)) ** 2.2 for colour in COLOURS]
+    seen = [lab(SIGHT[sight] @ each) for each in linear]
+    pairs = combinations(zip(seen, COLOURS, strict=True), 2)
+    near = {(a, b): float(np.linalg.norm(x - y)) for (x, a), (y, b) in pairs}
+    assert min(near.values()) > 15, min(near, key=near.__getitem__)
+
+
+def test_colours_stand_out_from_pages() -> None:
+    weights = [0.2126, 0.7152, 0.0722]
+    for colour in COLOURS:
+        light = float(np.array(to_rgb(colour)) ** 2.2 @ weights)
+        assert 1.05 / (light + 0.05) > 3  # white
+        assert (light + 0.05) / (0.0085 + 0.05) > 2.9  # the dark of pages
