@@ -47,6 +47,10 @@ DOWNLOAD = (
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_CACHE = re.compile(r"models--(.+?)--(.+)")
 LFS_POINTER = b"version https://git-lfs"
+EOLE_WEIGHTS = "model.00.safetensors"
+"""Weights of a model of eole, or the first part of them."""
+MARIAN_BINARY = (1).to_bytes(8, "little")
+"""Beginning of a binary file of Marian: the version of its format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +99,11 @@ KINDS_OF_FILES = {
             remedy="name the folder of the model",
         ),
     ),
+    ".argosmodel": Finding(
+        what="is a package of Argos Translate, with a model of CTranslate2, which "
+        "cannot be read back",
+        remedy=TRAIN,
+    ),
     **dict.fromkeys(
         (".zip", ".tar", ".tgz", ".gz", ".xz", ".bz2", ".zst"),
         Finding(
@@ -104,6 +113,10 @@ KINDS_OF_FILES = {
     ),
 }
 """Descriptions of files by the endings of their names."""
+PACKED = Finding(
+    what="is a model in Marian's binary format, which cannot be read back",
+    remedy="import the model.npz that it was made of",
+)
 
 
 def describe(path: Path) -> Finding:
@@ -198,8 +211,9 @@ def _file(path: Path) -> Finding:
         )
     if path.name == "tokenizer.json":
         return KINDS_OF_FILES[".spm"]
-    if path.suffix.lower() in KINDS_OF_FILES:
-        return KINDS_OF_FILES[path.suffix.lower()]
+    is_packed = beginning.startswith(MARIAN_BINARY)
+    if is_packed or path.suffix.lower() in KINDS_OF_FILES:
+        return PACKED if is_packed else KINDS_OF_FILES[path.suffix.lower()]
     if _is_text(beginning):
         return Finding(
             what="is a text file",
@@ -223,7 +237,7 @@ def _is_text(beginning: bytes) -> bool:
 def _folder(path: Path, needed: str) -> Finding:
     """Describe a folder by the most certain finding."""
     names = {each.name for each in path.iterdir()}
-    known = (_run, _exported, _hugging_face, _others)
+    known = (_run, _exported, _hugging_face, _not_imported, _others)
     for finding in chain.from_iterable(look(path, names) for look in known):
         return finding
     why = ", nor does any checkpoint in it" if names else ", as it is empty"
@@ -266,6 +280,8 @@ def _exported(path: Path, names: set[str]) -> Iterator[Finding]:
             remedy="name the model it was made of, which `transduce import` takes if "
             "it is a Marian model",
         )
+    if "metadata.json" in names and (path / "model" / "model.bin").is_file():
+        yield KINDS_OF_FILES[".argosmodel"]
     if any(name.endswith(".onnx") for name in names):
         yield Finding(
             what="is a model in ONNX, which cannot be read back",
@@ -296,6 +312,26 @@ def _hugging_face(path: Path, names: set[str]) -> Iterator[Finding]:
         )
 
 
+def _not_imported(path: Path, names: set[str]) -> Iterator[Finding]:
+    """Findings about models that are known by name and cannot be imported."""
+    suffixes = {Path(name).suffix for name in names}
+    dictionaries = any(re.fullmatch(r"dict\..*txt", name) for name in names)
+    if dictionaries and suffixes & {".pt"}:
+        yield Finding(
+            what="is a model of fairseq, which cannot be imported", remedy=TRAIN
+        )
+    if EOLE_WEIGHTS in names:
+        yield Finding(what="is a model of eole, which cannot be imported", remedy=TRAIN)
+    if "checkpoint" in names and ".index" in suffixes:
+        yield Finding(
+            what="holds checkpoints of TensorFlow, such as those of OpenNMT-tf and "
+            "tensor2tensor, which cannot be imported",
+            remedy=TRAIN,
+        )
+    if ".npz" not in suffixes and is_marian_folder(path):
+        yield PACKED
+
+
 def _others(path: Path, names: set[str]) -> Iterator[Finding]:
     suffixes = {Path(name).suffix for name in names}
     if ".npz" in suffixes:
@@ -303,11 +339,6 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
             what="is a model of Marian's own program, which must be imported first",
             remedy="make a model of it by `transduce import "
             f"{shlex.quote(str(path))} --out MODEL`",
-        )
-    dictionaries = any(re.fullmatch(r"dict\..*txt", name) for name in names)
-    if dictionaries and suffixes & {".pt"}:
-        yield Finding(
-            what="is a model of fairseq, which cannot be imported", remedy=TRAIN
         )
     if suffixes & {".pt", ".pth", ".bin", ".ckpt"} or "params.best" in names:
         yield Finding(
@@ -340,9 +371,21 @@ def is_marian_folder(folder: Path) -> bool:
     names = [each.name for each in folder.glob("*")] if folder.is_dir() else []
     if CONFIG in names:
         return False
-    return any(name.endswith(".npz") for name in names) or (
-        DECODER in names and any(name.endswith(".bin") for name in names)
+    packed = [name for name in names if name.endswith(".bin")]
+    return (
+        any(name.endswith(".npz") for name in names)
+        or (DECODER in names and bool(packed))
+        or any(_is_marian_binary(folder / name) for name in packed)
     )
+
+
+def _is_marian_binary(path: Path) -> bool:
+    """Return whether a file is in Marian's binary format."""
+    with suppress(OSError):
+        if path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(MARIAN_BINARY)) == MARIAN_BINARY
+    return False
 
 
 def require_hugging_face_files(folder: Path) -> None:
@@ -355,10 +398,10 @@ def require_hugging_face_files(folder: Path) -> None:
     has_weights = (folder / WEIGHTS).is_file() or (folder / INDEX).is_file()
     pickles = [n for n in (PICKLE, PICKLE_INDEX) if (folder / n).is_file()]
     others = [name for name in OTHER_FRAMEWORKS if (folder / name).is_file()]
-    is_of_ctranslate2 = (
-        not (has_weights or pickles or others) and (folder / "model.bin").is_file()
+    is_of_others = not (has_weights or pickles or others) and any(
+        (folder / name).is_file() for name in ("model.bin", EOLE_WEIGHTS)
     )
-    if is_of_ctranslate2 or not (folder / CONFIG).is_file():
+    if is_of_others or not (folder / CONFIG).is_file():
         raise RequestError(f"{needed} {describe_origin(folder)}")
     if os.path.lexists(folder / ADAPTER):
         raise RequestError(

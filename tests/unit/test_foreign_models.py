@@ -29,6 +29,25 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
         {"model.bin": "x", "source_vocabulary.txt": "", "target_vocabulary.txt": ""},
         "is a model of CTranslate2,",
     ),
+    "Argos Translate": (
+        {"metadata.json": "{}", "model/model.bin": "x", "sentencepiece.model": "x"},
+        "is a package of Argos Translate, with a model of CTranslate2, which cannot be "
+        "read back; train one with `transduce train`.",
+    ),
+    "eole": (
+        {"config.json": "{}", "model.00.safetensors": "x", "vocab.json": "{}"},
+        "is a model of eole, which cannot be imported; train one with",
+    ),
+    "OpenNMT-tf": (
+        {"checkpoint": "x", "ckpt-5000.index": "x", "data.yml": ""},
+        "holds checkpoints of TensorFlow, such as those of OpenNMT-tf and "
+        "tensor2tensor, which cannot be imported; train one with",
+    ),
+    "Marian's own, packed": (
+        {"model.intgemm.alphas.bin": "\1" + 7 * "\0" + "x", "vocab.spm": "x"},
+        "is a model in Marian's binary format, which cannot be read back; import the "
+        "model.npz that it was made of.",
+    ),
     "Marian, safetensors": (
         {"config.json": MARIAN, "model.safetensors": "x", "vocab.json": "{}"},
         "is a Marian model of Hugging Face, which must be imported first; make a model "
@@ -107,6 +126,12 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "PyTorch": ("pytorch_model.bin", b"PK\3\4", "another program's weights,"),
     "fairseq": ("checkpoint_best.pt", b"PK\3\4", "another program's weights,"),
     "Marian's own": ("model.NPZ", b"PK\3\4", "is a file of NumPy arrays, as Marian"),
+    "Marian's own, packed": (
+        "model.bin",
+        b"\1\0\0\0\0\0\0\0x",
+        "is a model in Marian's binary format, which cannot be read back; import the",
+    ),
+    "Argos Translate": ("en_de.argosmodel", b"PK", "is a package of Argos Translate, "),
     "ONNX": ("model.onnx", b"\0\1", "is a model in ONNX, which cannot be read back"),
     "a tokenizer": ("tokenizer.json", b"{}", "is a tokenizer without its model"),
     "pieces": ("source.spm", b"\0", "is a tokenizer without its model; name the"),
@@ -218,6 +243,10 @@ def test_malicious_settings_are_read_without_harm() -> None:
         ),
         ({"model.bin": "", "shared_vocabulary.txt": ""}, "is a model of CTranslate2,"),
         ({"model.bin": "", "config.json": "{}"}, "is a model of CTranslate2, which"),
+        (
+            {"config.json": "{}", "model.00.safetensors": "", "vocab.json": "{}"},
+            "is a model of eole, which cannot be imported; download one, such as by",
+        ),
         ({"model.npz": ""}, "is a model of Marian's own program, which must be"),
         ({}, "holds no config.json, as it is empty; name another folder"),
         ({"model.safetensors": ""}, "holds no config.json beside its model.safet"),

@@ -293,6 +293,15 @@ def test_packed_weights_are_refused_by_name(tmp_path: Path) -> None:
         import_marian(tmp_path, tmp_path / "model", SENTENCES)
 
 
+def test_packed_weights_without_known_settings_are_marians(tmp_path: Path) -> None:
+    """The students of Bergamot have settings under other names than decoder.yml."""
+    packed = tmp_path / "model.intgemm.alphas.bin"
+    packed.write_bytes(bytes([1, 0, 0, 0, 0, 0, 0, 0, 9]))
+    assert is_marian_folder(tmp_path)
+    packed.write_bytes(b"PK\3\4")
+    assert not is_marian_folder(tmp_path)
+
+
 def test_several_models_must_be_named(tied: Path, tmp_path: Path) -> None:
     folder = changed(tied, tmp_path / "marian", {})
     (folder / "model.iter1.npz").write_bytes((folder / "model.npz").read_bytes())
