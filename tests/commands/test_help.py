@@ -188,6 +188,26 @@ def test_options_of_several_values_must_have_one(words: list[str]) -> None:
     [
         (("trian",), 'Unknown command "trian"'),
         (("train", "--bogus", "1", "--out", "o"), "Unknown option: --bogus"),
+        (
+            ("train", "--out", "o", "--label-smoothing", "0.2"),
+            "Unknown option: --label-smoothing. The setting training.label_smoothing "
+            "is given as --set training.label_smoothing=VALUE. See",
+        ),
+        (
+            ("check", "--training.seed=3"),
+            "Unknown option: --training.seed. The setting training.seed is given as "
+            "--set training.seed=VALUE. See",
+        ),
+        (
+            ("train", "--out", "o", "--patience", "3"),
+            "The setting training.patience or search.patience is given as --set "
+            "training.patience=VALUE.",
+        ),
+        (
+            ("distill", "m", "--source", "s", "--out", "o", "--seed=3"),
+            "Unknown option: --seed. The setting training.seed or treebank.",
+        ),
+        (("translate", "m", "--dropout", "3"), "Unknown option: --dropout. Did you"),
         (("train",), "--out must be given."),
         (("train", "--out"), "--out must have a value, but has none."),
         (

@@ -532,6 +532,13 @@ def _mistake(error: CycloptsError) -> str:
                 else f"{name} must stand before --, as all words after -- are "
                 "arguments."
             )
+        case UnknownOptionError(token=Token() as token) if settings := (
+            _settings_named(name := token.keyword or token.value, error)
+        ):
+            message = (
+                f"Unknown option: {name.partition('=')[0]}. The setting "
+                f"{' or '.join(settings)} is given as --set {settings[0]}=VALUE."
+            )
         case CoercionError(msg=None, token=Token() as token) if expected := _expected(
             error.target_type
         ):
@@ -544,6 +551,17 @@ def _mistake(error: CycloptsError) -> str:
         case _:
             message = " ".join(str(error).split())
     return message.replace(DASH_AS_FILE, "-")
+
+
+def _settings_named(option: str, error: CycloptsError) -> list[str]:
+    """Return the settings of a run that an unknown option names, as --dropout does."""
+    if not {"--set", "--config"} <= _options(error):
+        return []
+    from transduce.cli.settings import setting_tables  # not for every mistake
+
+    asked = option.lstrip("-").partition("=")[0].replace("-", "_")
+    names = (each.name for table in setting_tables() for each in table.settings)
+    return [name for name in names if asked in (name, name.rpartition(".")[2])]
 
 
 def _instead_of_arguments(function: Callable[..., Any]) -> str:
