@@ -455,6 +455,7 @@ def _places(
             places[label] = (side.longest_place,)
         findings[f"{name}, not UTF-8 text"] = side.invalid
         findings |= {f"{name}, {kind}": each for kind, each in side.suspicious.items()}
+        findings[f"{name}, cut into sub-words"] = side.cut
     for name, split in splits.items():
         pairs = _pair_findings(split.pairs)
         findings |= {f"{name} pairs, {label}": each for label, each in pairs.items()}

@@ -666,6 +666,13 @@ def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
             f"that is written without (one every {letters:.1f} characters)",
             remedy="remove them, unless translations should have them too",
         )
+    if side.cut.count and side.cut.count >= NOTEWORTHY * side.lines:
+        yield Advice(
+            problem=f"lines of the training {name} with words that another program has "
+            f"cut into sub-words (@@ or \u2581): {side.cut.count:,}",
+            remedy="join them first, such as by sed 's/@@ //g', since the tokenizer "
+            "here cuts words itself",
+        )
     if side.byte_tokens > MANY_BYTES * side.tokens:
         yield Advice(
             problem=f"{percent(side.byte_tokens / side.tokens, 1)} of the training "

@@ -5,6 +5,7 @@ left out, and reading continues. For each valid pair only its position, lengths 
 digests are kept, in 33 bytes. `corpus_check` has the advice about faults.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,10 @@ LOPSIDED_RATIO, LOPSIDED_TOKENS = 3, 10
 """A pair is lopsided if one side is longer by more than this factor and by at least
 this many tokens: a word or two may well take three times as many in another
 language."""
+
+CUT_WORD = re.compile(r"(?<=\S)@@(?!\S)|(?<!\S)\u2581\w")
+"""Mark of a word that another program has cut: that of subword-nmt at the end of a
+sub-word, or that of SentencePiece at the beginning of a word."""
 
 FILTER_REASONS = ("kept", "empty", "overlong")
 """Results of `filter_reason`; a row holds their index."""
@@ -124,6 +129,8 @@ class SideReport:
     """Lines that are too long, not UTF-8, or contain a NUL byte."""
     suspicious: dict[str, Occurrences]
     """Lines with suspicious characters, by their kind."""
+    cut: Occurrences
+    """Lines whose words another program has cut into sub-words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +215,7 @@ class SideCounts:
         self.num_byte_tokens = 0
         self.invalid = Tally()
         self.marks = {kind: Tally() for kind in MARKS}
+        self.cut = Tally()
 
     def read(self, line: Line | None) -> str | None:
         """Count a line and return its text, or None if training would refuse it."""
@@ -229,6 +237,9 @@ class SideCounts:
         for kind, pattern in MARKS.items():
             if match := pattern.search(text):
                 self.marks[kind].add(f"{line.place} ({code_points(match[0])})")
+        # The common case, a text without either mark, needs no regular expression.
+        if ("@@" in text or "\u2581" in text) and CUT_WORD.search(text):
+            self.cut.add(line.place)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +353,7 @@ class Survey:
             longest_place="" if is_blank else self.place(int(lengths.argmax()), side),
             invalid=counts.invalid.finding(),
             suspicious={kind: tally.finding() for kind, tally in counts.marks.items()},
+            cut=counts.cut.finding(),
         )
 
     def report(self) -> SplitReport:

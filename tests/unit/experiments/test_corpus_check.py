@@ -503,6 +503,31 @@ def test_spaces_in_a_script_without_spaces_are_reported(line, is_told, check):
     assert ("has spaces between the words of a script" in problems) is is_told
 
 
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("Wald@@ lauf im Som@@ mer", True),
+        ("W@@ al@@", True),
+        ("▁Wald lauf ▁im ▁Sommer", True),
+        ("an den Kanal @@wald und x@@y", False),
+        ("ein Zeichen @@ allein", False),
+        ("▁▂▃▄▅▆▇█", False),
+    ],
+)
+def test_words_that_were_cut_into_sub_words_are_reported(line, is_told, check):
+    report = check([b"a run"] * 3, [line.encode()] * 3)
+    problem = "training target with words that another program has cut into sub-words"
+    assert (problem in _problems(report)) is is_told
+    places = ("target:1", "target:2", "target:3") if is_told else ()
+    assert report.training.target.cut.examples == places
+
+
+def test_a_few_marks_of_sub_words_are_no_sign_of_them(check):
+    report = check([b"a run"] * 300, [b"ein@@ Lauf", *[b"ein Lauf"] * 299])
+    assert report.training.target.cut.count == 1
+    assert "sub-words" not in _problems(report)
+
+
 def test_a_vocabulary_too_small_for_the_characters_is_reported(check):
     han = [chr(0x4E00 + 9 * i) * 3 for i in range(300)]
     report = check([b"one"] * 300, [text.encode() for text in han])
