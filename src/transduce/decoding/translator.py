@@ -687,10 +687,10 @@ class Translator:
 
         Raises `RequestError` if they are a single string.
         """
-        texts = list(map(self.prepared_source, listed(sources)))
+        texts = list(map(self._prepared_source, listed(sources)))
         return encode_with_tag(texts, self.corpus_tag, self.tokenizer)
 
-    def prepared_source(self, source: str) -> str:
+    def _prepared_source(self, source: str) -> str:
         """Return a source as the model reads it, with the tag of a target language."""
         # Unlike the paper: the model reads no soft hyphens, zero-width spaces or marks
         # of direction in a source, which show nothing but would cut words into rare
@@ -732,7 +732,7 @@ class Translator:
         """Yield the translation of each source and prefix, window by window."""
         numbered = zip(
             count(pace.first_line),
-            ((self.prepared_source(source), prefix) for source, prefix in pairs),
+            ((self._prepared_source(source), prefix) for source, prefix in pairs),
         )
         for window in pace.windows(numbered):
             lines = encode_lines(

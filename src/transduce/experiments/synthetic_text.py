@@ -341,7 +341,7 @@ def translate_text(
     done = keep_whole_lines(path, together)
     on_line(done)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
-    longest, tokenizer = longest_source(translator), translator.tokenizer
+    longest = longest_source(translator)
     rules = OutputRules(
         generation.max_ratio,
         translator.source_language,
@@ -351,8 +351,8 @@ def translate_text(
 
     def sources() -> Iterator[str]:
         for line in islice(text.lines(), done, None):
-            # The tag of the target language takes a place, too.
-            [source] = tokenizer.encode_sources([translator.prepared_source(line.text)])
+            # Tags take places, too.
+            [source] = translator.source_ids([line.text])
             waiting.append((line, source))
             yield line.text if len(source) <= longest else ""
 
