@@ -207,7 +207,13 @@ def test_options_of_several_values_must_have_one(words: list[str]) -> None:
             ("distill", "m", "--source", "s", "--out", "o", "--seed=3"),
             "Unknown option: --seed. The setting training.seed or treebank.",
         ),
-        (("translate", "m", "--dropout", "3"), "Unknown option: --dropout. Did you"),
+        (("translate", "m", "--dropout", "3"), "Unknown option: --dropout. See"),
+        (
+            ("translate", "m", "--n-best=4"),
+            "Unknown option: --n-best. Did you mean --nbest? See",
+        ),
+        (("translate", "m", "--beam", "4"), "Did you mean --beam-size?"),
+        (("train", "--out", "o", "--lr", "1"), "Unknown option: --lr. See"),
         (("train",), "--out must be given."),
         (("train", "--out"), "--out must have a value, but has none."),
         (

@@ -532,13 +532,10 @@ def _mistake(error: CycloptsError) -> str:
                 else f"{name} must stand before --, as all words after -- are "
                 "arguments."
             )
-        case UnknownOptionError(token=Token() as token) if settings := (
-            _settings_named(name := token.keyword or token.value, error)
-        ):
-            message = (
-                f"Unknown option: {name.partition('=')[0]}. The setting "
-                f"{' or '.join(settings)} is given as --set {settings[0]}=VALUE."
-            )
+        case UnknownOptionError(token=Token() as token) if (
+            name := (token.keyword or token.value).partition("=")[0]
+        ).startswith("--"):
+            message = f"Unknown option: {name}.{_instead_of_option(name, error)}"
         case CoercionError(msg=None, token=Token() as token) if expected := _expected(
             error.target_type
         ):
@@ -553,13 +550,25 @@ def _mistake(error: CycloptsError) -> str:
     return message.replace(DASH_AS_FILE, "-")
 
 
-def _settings_named(option: str, error: CycloptsError) -> list[str]:
-    """Return the settings of a run that an unknown option names, as --dropout does."""
-    if not {"--set", "--config"} <= _options(error):
-        return []
+def _instead_of_option(name: str, error: CycloptsError) -> str:
+    """Return a sentence, after a space, about what an unknown option may mean."""
+    options = _options(error)
+    if {"--set", "--config"} <= options and (settings := _settings_named(name)):
+        return (
+            f" The setting {' or '.join(settings)} is given as --set "
+            f"{settings[0]}=VALUE."
+        )
+    # Without dashes, which all options share.
+    words = sorted(option.lstrip("-") for option in options if option[:2] == "--")
+    similar = get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.6)
+    return f" Did you mean --{similar[0]}?" if similar else ""
+
+
+def _settings_named(option: str) -> list[str]:
+    """Return the settings of a run that an option names, as --dropout does."""
     from transduce.cli.settings import setting_tables  # not for every mistake
 
-    asked = option.lstrip("-").partition("=")[0].replace("-", "_")
+    asked = option.lstrip("-").replace("-", "_")
     names = (each.name for table in setting_tables() for each in table.settings)
     return [name for name in names if asked in (name, name.rpartition(".")[2])]
 
