@@ -1,13 +1,13 @@
 """The Transformer (section 3; Figure 1)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.hooks import RemovableHandle
 
 from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import ModelConfig, update_flops
@@ -89,13 +89,18 @@ class Transformer(nn.Module):
         )
         self.encoder_norm: nn.Module = final_norm(config)
         self.decoder_norm: nn.Module = final_norm(config)
-        self._start_hook: RemovableHandle | None = None
         if not config.learned_start:
             with torch.no_grad():
                 self.output_embedding.weight[BOS] = 0
             _freeze_start_embedding(self)
             # Loading may replace the parameter.
             self.register_load_state_dict_post_hook(_freeze_start_embedding)  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a model that was copied or pickled, which loses hooks of tensors."""
+        super().__setstate__(state)
+        if not self.config.learned_start:
+            _freeze_start_embedding(self)
 
     def forward(
         self,
@@ -273,10 +278,9 @@ def resized(tensor: Tensor, size: int, dim: int) -> Tensor:
 
 def _freeze_start_embedding(model: Transformer, _: object = None) -> None:
     """Set the gradient of the start token's embedding to zero from now on."""
-    if model._start_hook is not None:
-        model._start_hook.remove()
-    hook = model.output_embedding.weight.register_hook(_without_start_gradient)
-    model._start_hook = hook
+    weight = model.output_embedding.weight
+    if _without_start_gradient not in (weight._backward_hooks or {}).values():
+        weight.register_hook(_without_start_gradient)
 
 
 def _without_start_gradient(

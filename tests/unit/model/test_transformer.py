@@ -1,6 +1,9 @@
 """The model equals the paper's formulas, and its sizes those of Table 3."""
 
 import math
+import pickle
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -344,6 +347,24 @@ def test_loading_weights_again_adds_no_hook(tiny: ModelConfig) -> None:
         hooks = model.output_embedding.weight._backward_hooks
         assert hooks is not None
         assert len(hooks) == 1
+
+
+@pytest.mark.parametrize(
+    "copied", [deepcopy, lambda model: pickle.loads(pickle.dumps(model))]
+)
+def test_a_copy_and_its_original_keep_the_start_that_is_not_learned(
+    tiny: ModelConfig, copied: Callable[[Transformer], Transformer]
+) -> None:
+    model = Transformer(replace(tiny, learned_start=False))
+    copy = copied(model)
+    # Loading marks the start of the copy again, but not that of the original.
+    copy.load_state_dict(model.state_dict())
+    for each in (copied(model), copy, model):
+        each(SOURCE, TARGET_IN).log_softmax(-1).square().sum().backward()
+        gradient = each.output_embedding.weight.grad
+        assert gradient is not None
+        assert not gradient[BOS].any()
+        assert gradient[EOS].any()
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
