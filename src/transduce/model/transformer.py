@@ -98,7 +98,7 @@ class Transformer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a model that was copied or pickled, which loses hooks of tensors."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         if not self.config.learned_start:
             _freeze_start_embedding(self)
 
