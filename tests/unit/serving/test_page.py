@@ -2,14 +2,14 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Request, expect
+from playwright.sync_api import Browser, Page, Request, Route, expect
 
 from serving_client import RunningServer, running, served
 from transduce.analysis.attention_maps import word_starts
@@ -52,6 +52,15 @@ def watched(browser: Browser, server: RunningServer) -> Iterator[Page]:
 
 def offline(http: RunningServer, text: str) -> str:
     return http.models[0].queue.translator.translate([text])[0].text
+
+
+def until(page: Page, condition: Callable[[], bool]) -> None:
+    """Wait for a condition that handlers of the page's requests fulfil."""
+    for _ in range(1_000):
+        if condition():
+            return
+        page.wait_for_timeout(10)
+    raise AssertionError("The condition was not fulfilled within 10 s.")
 
 
 def test_typed_text_is_translated(page: Page, http: RunningServer) -> None:
@@ -169,10 +178,27 @@ def test_the_direction_is_swapped(page: Page) -> None:
 def test_a_swap_loses_no_text_that_is_not_translated_yet(page: Page) -> None:
     page.fill("#source", "one two")
     expect(page.locator("#copy")).to_be_enabled()
+    page.route("**/v1/translate", lambda _: None)  # no other result comes
     page.fill("#source", "three")
     page.keyboard.press("Alt+s")
     expect(page.locator("#model")).to_have_value("de-en")
     expect(page.locator("#source")).to_have_value("three")
+
+
+def test_the_result_of_an_earlier_text_is_not_swapped_or_copied(page: Page) -> None:
+    requests: list[Route] = []
+    page.route("**/v1/translate", requests.append)
+    page.fill("#source", "one")
+    until(page, lambda: len(requests) == 1)
+    page.evaluate("window.setTimeout = () => 0")  # the pause after typing never ends
+    page.fill("#source", "one two")
+    requests[0].continue_()
+    expect(page.locator("#target .sentence")).to_have_count(1)
+    expect(page.locator("#target")).to_have_class("is-outdated")
+    expect(page.locator("#copy")).to_be_disabled()
+    page.keyboard.press("Alt+s")
+    expect(page.locator("#model")).to_have_value("de-en")
+    expect(page.locator("#source")).to_have_value("one two")
 
 
 def test_the_choice_of_a_model_stays_when_the_page_is_reloaded(page: Page) -> None:
@@ -198,17 +224,65 @@ def answered(browser: Browser, http: RunningServer) -> Iterator[Page]:
     page.close()
 
 
+BUSY: dict[str, Any] = {
+    "status": 429,
+    "headers": {"retry-after": "1"},
+    "json": {"error": "The queue is full; try again later."},
+}
+
+
 def test_a_busy_server_is_asked_again(answered: Page) -> None:
-    busy: dict[str, Any] = {
-        "status": 429,
-        "headers": {"retry-after": "1"},
-        "json": {"error": "The queue is full; try again later."},
-    }
-    answered.route("**/v1/translate", lambda route: route.fulfill(**busy), times=1)
+    answered.route("**/v1/translate", lambda route: route.fulfill(**BUSY), times=1)
     answered.fill("#source", "one two")
     expect(answered.locator("#status")).to_have_text("The page tries again in 1 s.")
     expect(answered.locator("#target .sentence")).to_have_count(1)
     expect(answered.locator("#error")).to_be_hidden()
+
+
+def test_a_server_too_busy_to_read_attention_is_asked_again(answered: Page) -> None:
+    answered.route("**/v1/attention", lambda route: route.fulfill(**BUSY), times=1)
+    answered.fill("#source", "one two")
+    expect(answered.locator("#attention")).to_have_text(
+        "The queue is full; try again later. The page tries again in 1 s."
+    )
+    expect(answered.locator("#attention .word").first).to_be_visible()
+
+
+def test_another_choice_is_asked_for_again_as_often_as_the_first(
+    answered: Page,
+) -> None:
+    asked: list[str] = []
+
+    def refuse(route: Route) -> None:
+        asked.append(route.request.post_data_json["model"])
+        route.fulfill(**BUSY)
+
+    answered.route("**/v1/translate", refuse)
+    soon = "window.setTimeout = (call, ms) => wait(call, Math.min(ms, 50))"
+    answered.evaluate(f"() => {{ const wait = window.setTimeout; {soon}; }}")
+    answered.fill("#source", "one two")
+    until(answered, lambda: len(asked) == 4)
+    answered.select_option("#model", "de-en")
+    until(answered, lambda: len(asked) == 8)
+    assert asked == ["en-de"] * 4 + ["de-en"] * 4
+
+
+def test_another_address_is_no_error_before_the_settings_are_known(
+    browser: Browser, http: RunningServer
+) -> None:
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.route("**/frontend/settings", lambda route: route.abort())
+    page.goto(http.address)
+    expect(page.locator("#error")).to_contain_text("cannot be reached")
+    page.evaluate("location.hash = 'model=de-en'")
+    page.unroute("**/frontend/settings")
+    page.fill("#source", "one")
+    expect(page.locator("#target .sentence")).to_have_count(1)
+    expect(page.locator("#model")).to_have_value("de-en")
+    page.close()
+    assert errors == []
 
 
 @pytest.mark.parametrize(

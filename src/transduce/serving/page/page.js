@@ -24,7 +24,7 @@ let timer = null;
 let starting = null;
 let running = null;
 let looking = null;
-let retries = 0;
+let retries = 0; // since the user has typed or chosen something
 let isCurrent = false; // whether the result is that of the text and the choices
 let attention = null;
 let drawnWidth = 0;
@@ -71,10 +71,9 @@ const choices = () => ({
   model: model.value, target: language.value || null, tag: tag.value || null,
 });
 
-const askForAll = (chosen, signal) => isParser()
-  ? ask("v1/parse", { q: source.value, model: chosen.model }, signal)
-  : ask("v1/translate",
-    { q: source.value, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
+const askForAll = (text, chosen, signal) => isParser()
+  ? ask("v1/parse", { q: text, model: chosen.model }, signal)
+  : ask("v1/translate", { q: text, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
 
 function explain(problem) {
   if (problem.name === "AbortError") return;
@@ -86,14 +85,13 @@ function explain(problem) {
   showError(reason);
 }
 
-// Try again when the server allows it.
-function retry({ waitSeconds }) {
-  if (retries >= MOST_RETRIES || !(waitSeconds <= LONGEST_WAIT_S)) return;
-  retries += 1;
-  const seconds = Math.max(waitSeconds, 1);
-  showStatus(`The page tries again in ${seconds} s.`);
-  timer = setTimeout(work, 1000 * seconds);
+// Seconds after which the page tries again, as the server allows; null if it does not.
+function secondsToRetry({ waitSeconds }, retriesMade) {
+  if (retriesMade >= MOST_RETRIES || !(waitSeconds <= LONGEST_WAIT_S)) return null;
+  return Math.max(waitSeconds, 1);
 }
+
+const retryNotice = (seconds) => `The page tries again in ${seconds} s.`;
 
 function setCurrent(value) {
   isCurrent = value;
@@ -139,22 +137,24 @@ function sentenceButton(piece, chosen) {
   return button;
 }
 
-async function work() {
+async function work({ isRetry = false } = {}) {
   clearTimeout(timer);
   running?.abort();
   setCurrent(false);
+  if (!isRetry) retries = 0;
   if (!chosenModel()) {
     await start();
     return;
   }
   const mine = running = new AbortController();
+  const text = source.value;
   const chosen = choices();
-  if (!source.value.trim()) {
-    finish([], null);
+  if (!text.trim()) {
+    finish(text, [], null);
     return;
   }
   if (needsKey && !key.value) {
-    finish([], null);
+    finish(text, [], null);
     showStatus("This server asks for a key: enter it above, then press Enter.");
     return;
   }
@@ -165,7 +165,7 @@ async function work() {
     const nodes = [];
     let first = null;
     let done = 0;
-    for await (const piece of jsonLines(await askForAll(chosen, mine.signal))) {
+    for await (const piece of jsonLines(await askForAll(text, chosen, mine.signal))) {
       if (piece.error) throw new Refused(piece.error);
       if (piece.score === null) {
         nodes.push(document.createTextNode(resultOf(piece)));
@@ -179,22 +179,27 @@ async function work() {
       if (nodes.length === 1) target.replaceChildren();
       target.append(nodes[nodes.length - 1]);
     }
-    if (mine === running) finish(nodes, first);
+    if (mine === running) finish(text, nodes, first);
   } catch (problem) {
     if (mine !== running) return;
     target.setAttribute("aria-busy", "false");
     showStatus("");
     explain(problem);
-    retry(problem);
+    const seconds = secondsToRetry(problem, retries);
+    if (seconds === null || source.value !== text) return; // the pause after typing goes on
+    retries += 1;
+    showStatus(retryNotice(seconds));
+    timer = setTimeout(() => work({ isRetry: true }), 1000 * seconds);
   }
 }
 
-function finish(nodes, first) {
+// The user may have typed on since the text was sent.
+function finish(text, nodes, first) {
   target.replaceChildren(...nodes);
   target.setAttribute("aria-busy", "false");
   showStatus("");
   retries = 0;
-  setCurrent(true);
+  setCurrent(source.value === text);
   if (nodes.length && !target.textContent.trim()) showStatus("The result is empty.");
   showError("");
   document.getElementById("sentence").hidden = first === null;
@@ -202,6 +207,10 @@ function finish(nodes, first) {
     look(...first);
     return;
   }
+  stopLooking();
+}
+
+function stopLooking() {
   looking?.abort();
   looking = null;
   attention = null; // a hidden place has no width to draw in
@@ -222,12 +231,16 @@ async function look(button, piece, chosen) {
     document.getElementById("alternatives").replaceChildren(
       ...[best, ...piece.alternatives].map(alternativeItem));
   }
-  looking?.abort();
   if (isEmpty(piece)) {
-    attention = null;
+    stopLooking();
     document.getElementById("attention").textContent = "The result is empty.";
     return;
   }
+  await showAttention(piece, chosen);
+}
+
+async function showAttention(piece, chosen, retriesMade = 0) {
+  looking?.abort();
   const mine = looking = new AbortController();
   try {
     const body = {
@@ -242,9 +255,15 @@ async function look(button, piece, chosen) {
   } catch (problem) {
     if (mine !== looking || problem.name === "AbortError") return;
     attention = null;
-    const isReason = problem instanceof Refused;
-    document.getElementById("attention").textContent = isReason ? problem.message : "";
-    if (!isReason) explain(problem);
+    const reason = problem instanceof Refused ? problem.message : "";
+    const seconds = secondsToRetry(problem, retriesMade);
+    document.getElementById("attention").textContent =
+      seconds === null ? reason : `${reason} ${retryNotice(seconds)}`;
+    if (!reason) explain(problem);
+    if (seconds === null) return;
+    setTimeout(() => {
+      if (mine === looking) showAttention(piece, chosen, retriesMade + 1);
+    }, 1000 * seconds);
   }
 }
 
@@ -385,21 +404,23 @@ function start() {
 }
 
 async function listModels() {
+  let found; // `models` is set together with its options, which other code relies on
   try {
-    models = await (await checked(await fetch("v1/models"))).json();
+    found = await (await checked(await fetch("v1/models"))).json();
     const settings = await (await checked(await fetch("frontend/settings"))).json();
     if (settings.keyRequired) askForKey();
   } catch (problem) {
     explain(problem);
     return;
   }
-  const labels = models.map((each) => {
+  const labels = found.map((each) => {
     const several = each.targets.length > 1 ? `${each.targets.length} languages` : "";
     const languages = `${each.source_name} → ${several || each.target_name}`;
     if (each.task === "parse") return `${languages} (${each.name})`;
     return each.source_name === each.source ? each.name : languages;
   });
   const isOnly = (label) => labels.indexOf(label) === labels.lastIndexOf(label);
+  models = found;
   model.replaceChildren(...models.map(({ name }, i) =>
     new Option(isOnly(labels[i]) ? labels[i] : `${labels[i]} (${name})`, name)));
   restore();
@@ -407,7 +428,6 @@ async function listModels() {
 
 source.addEventListener("input", () => {
   setCurrent(false);
-  retries = 0;
   clearTimeout(timer);
   timer = setTimeout(work, PAUSE_MS);
 });
