@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from email.message import Message
 from io import BytesIO
 from itertools import product
 from pathlib import Path
+from threading import Thread
 from urllib.error import HTTPError, URLError
 
 import pytest
@@ -96,7 +98,7 @@ def test_the_example_of_a_client_keeps_the_lines_of_a_file(
         (b"<html>Bad Gateway</html>", "502 Bad Gateway"),
         (b"[]", "502 Bad Gateway"),
         (b"\xff", "502 Bad Gateway"),
-        (None, "Connection refused"),
+        (None, "cannot be reached: Connection refused."),
     ],
 )
 def test_the_example_of_a_client_ends_with_the_sentence_of_a_server_or_proxy(
@@ -104,7 +106,7 @@ def test_the_example_of_a_client_ends_with_the_sentence_of_a_server_or_proxy(
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         if body is None:
-            raise URLError(expected)
+            raise URLError("Connection refused")
         raise HTTPError("http://h", 502, "Bad Gateway", Message(), BytesIO(body))
 
     (tmp_path / "letter.txt").write_text("one two\n")
@@ -112,6 +114,60 @@ def test_the_example_of_a_client_ends_with_the_sentence_of_a_server_or_proxy(
     monkeypatch.setitem(main.__globals__, "urlopen", refuse)
     monkeypatch.setattr(sys, "argv", ["client.py", str(tmp_path / "letter.txt")])
     with pytest.raises(SystemExit, match=expected):
+        main()
+
+
+WHOLE = b'{"translation": "eins"}\n'
+HEAD = b"HTTP/1.1 200 OK\r\n"
+IN_CHUNKS = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        IN_CHUNKS + b"%x\r\n%b\r\n" % (len(WHOLE), WHOLE),
+        IN_CHUNKS + b"99\r\n" + WHOLE,
+        HEAD + b"Content-Length: 99\r\n\r\n" + WHOLE,
+        HEAD + b"Content-Length: 6\r\n\r\n<html>",
+        HEAD + b"Content-Length: 2\r\n\r\n[]",
+        b"",
+    ],
+    ids=["between chunks", "in a chunk", "length", "page", "other JSON", "no answer"],
+)
+def test_the_example_of_a_client_ends_with_a_sentence_if_no_whole_answer_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    (tmp_path / "letter.txt").write_text("one two\n")
+    monkeypatch.setattr(sys, "argv", ["client.py", str(tmp_path / "letter.txt")])
+    monkeypatch.setenv("no_proxy", "*")
+
+    def reply(server: socket.socket) -> None:
+        client, _ = server.accept()
+        with client:
+            while not client.recv(65_536).endswith(b"}"):
+                pass
+            client.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("TRANSDUCE_URL", address)
+        main = runpy.run_path(str(EXAMPLES / "client.py"))["main"]
+        thread = Thread(target=reply, args=(server,))
+        thread.start()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        thread.join()
+    sentence = f"{address}: no whole answer of a server of transduce came: "
+    assert str(ended.value).startswith(sentence)
+
+
+def test_the_example_of_a_client_names_a_file_that_is_not_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "letter.txt").write_bytes("Grüße".encode("latin-1"))
+    monkeypatch.setattr(sys, "argv", ["client.py", str(tmp_path / "letter.txt")])
+    main = runpy.run_path(str(EXAMPLES / "client.py"))["main"]
+    with pytest.raises(SystemExit, match=r"letter\.txt: the text must be UTF-8"):
         main()
 
 
