@@ -73,6 +73,8 @@ MOST_SIDE_BY_SIDE = 5
 """Most heads of a layer for grids side by side."""
 MAX_DIGITS = 4
 """Most decimals of a head's value."""
+LEAST_MOST = 1e-9
+"""Value of the darkest cell if all values of heads are 0."""
 HEADS_A_ROW = 4
 """Most maps side by side for long sentences."""
 
@@ -308,7 +310,7 @@ def _add_bar(figure: Figure, grid: Any) -> None:
 def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     """Draw one grid of layers and heads for each kind of attention."""
     values = [abs(value) for grid in grids for value in grid.values.values()]
-    most = max([*filter(math.isfinite, values), 1e-9])
+    most = max([*filter(math.isfinite, values), LEAST_MOST])
     num_layers = max(grid.shape[0] for grid in grids)
     num_heads = max(grid.shape[1] for grid in grids)
     width, height = 0.62 * num_heads + 0.5, 0.5 * num_layers + 0.9
@@ -328,7 +330,8 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
 
 def _draw_grid(axes: Axes, grid: HeadValues, most: float) -> None:
     # Small values, such as increases of a loss, have two digits that are not 0.
-    digits = min(max(2, 1 - math.floor(math.log10(most))), MAX_DIGITS)
+    small = 1 - math.floor(math.log10(most))
+    digits = min(max(2, small), MAX_DIGITS) if most > LEAST_MOST else 2
     colours = matplotlib.colormaps["Blues"]
     values = np.full(grid.shape, np.nan)
     for (layer, head), value in grid.values.items():

@@ -176,8 +176,8 @@ def _escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
 
 
-COLUMN_POINTS = 480
-"""Width of a column of text on pages, the maximum width of usual pictures."""
+NARROW_POINTS = 520
+"""Largest width of a picture that is shown in a column of text, of 480 points."""
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"
@@ -246,7 +246,7 @@ def _html_part(part: Part, section: str) -> Iterator[str]:
 def _is_wide(picture: Picture) -> bool:
     """Whether a picture is so wide that a column of text would make its text small."""
     width = re.search(r'<svg[^>]* width="([\d.]+)pt"', picture.svg)
-    return width is not None and float(width[1]) > COLUMN_POINTS
+    return width is not None and float(width[1]) > NARROW_POINTS
 
 
 def _scrolling(kind: str, name: str) -> str:

@@ -172,7 +172,7 @@ def values_drawn(*values: float) -> list[str]:
         ([0.5, -0.001, math.nan], ["0.50", "0.00", "–"]),
         ([math.nan, 0.0123, -0.0123], ["–", "0.012", "-0.012"]),
         ([4e-7, -4e-7], ["0.0000", "0.0000"]),
-        ([0.0], ["0.0000"]),
+        ([0.0, math.nan], ["0.00", "–"]),
     ],
     ids=["usual", "small", "tiny", "zero"],
 )
@@ -204,7 +204,7 @@ def test_sixteen_heads_have_lines_that_differ() -> None:
     assert len(styles) == 16
 
 
-@pytest.mark.parametrize("num_heads", [1, 5, 6, 8, 16])
+@pytest.mark.parametrize("num_heads", [1, 3, 4, 5, 6, 8, 16])
 def test_digits_of_many_heads_are_legible_on_a_page(num_heads: int) -> None:
     values = {(1, head): 0.5 for head in range(1, num_heads + 1)}
     grids = [HeadValues(kind=kind, values=values) for kind in ATTENTION_KINDS]
@@ -215,3 +215,4 @@ def test_digits_of_many_heads_are_legible_on_a_page(num_heads: int) -> None:
     is_wide = 'class="drawing wide"' in shown
     pixels = (60 if is_wide else 40) * 16
     assert 8.33 * pixels / float(found[1]) > 9  # the size of digits in pixels
+    assert is_wide == (num_heads in {4, 5, 16})  # others are legible in a column
