@@ -154,8 +154,24 @@ def test_another_experiment_in_its_folder_is_refused(
     refusal = refuses(*arguments, "--set", "model.dropout=0.3")
     assert refusal == (
         f"{killed}: `model.dropout` of the experiment in this folder is 0.1, but 0.3 "
-        "is requested; give the same settings, continue with the version of transduce "
-        "that began it, or choose another folder."
+        "is requested; give the same settings, or choose another folder."
+    )
+
+
+def test_a_run_with_other_settings_than_its_row_is_refused(
+    killed: Path, files: Options, refuses: Callable[..., str]
+) -> None:
+    run = killed / "runs" / "base-seed1"
+    before = (run / "config.json").read_text()
+    record = json.loads(before)
+    record["settings"]["training"]["checkpoint_steps"] = 30
+    (run / "config.json").write_text(json.dumps(record))
+    options = (*files, *SMALL, "--rows", "base")
+    refusal = refuses("reproduce", "table3", "--out", killed, *options)
+    (run / "config.json").write_text(before)
+    assert refusal.startswith(
+        f"{run}: `training.checkpoint_steps` of the run to resume is 30, but 60 is "
+        "requested; give the same settings, or remove this folder"
     )
 
 

@@ -55,7 +55,13 @@ from transduce.experiments.table2_training import Match, require_systems
 from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
 from transduce.experiments.table3 import Experiment as Table3Experiment
 from transduce.experiments.table3 import as_report as table3_report
-from transduce.experiments.table3 import base_for, collect, require_rows, row_runs
+from transduce.experiments.table3 import (
+    base_for,
+    collect,
+    require_rows,
+    require_same_rows,
+    row_runs,
+)
 from transduce.experiments.table4 import Setting, Table4, our_rows
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.files import require_new_folder
@@ -416,6 +422,7 @@ def table3(
         )
         require_possible(runs, experiment.files, hardware)
         experiment.begin()
+        require_same_rows(runs)
         failures = complete(experiment, runs, slots, lock)
         table = collect(experiment, runs, failures, trials)
         replace_report(table3_report(table), asdict(table), out, "table3")

@@ -45,7 +45,11 @@ def refuse_changed_precision(folder: RunFolder, precision: Precision) -> None:
         )
 
 
-def refuse_changed_settings(out: Path, config: RunConfig) -> None:
+def refuse_changed_settings(
+    out: Path,
+    config: RunConfig,
+    remedy: str = "leave the preset or the setting out, or start another run",
+) -> None:
     """Raise `ConfigError` if a run to resume has other settings."""
     recorded = settings_of(out)
     kind, kind_before = architecture_of(config.model), architecture_of(recorded.model)
@@ -69,8 +73,7 @@ def refuse_changed_settings(out: Path, config: RunConfig) -> None:
             if value != theirs[key]:
                 raise ConfigError(
                     f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
-                    f"but {value!r} is requested; leave the preset or the setting "
-                    "out, or start another run."
+                    f"but {value!r} is requested; {remedy}."
                 )
 
 

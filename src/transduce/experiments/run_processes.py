@@ -332,14 +332,14 @@ def require_same_settings(
     what: str,
     known: Mapping[str, Any],
     requested: Mapping[str, Any],
+    remedy: str = "give the same settings",
 ) -> None:
     """Raise `ConfigError` if a known setting of `what` differs from the requested."""
     for name, value in requested.items():
         if name in known and known[name] != value:
             raise ConfigError(
                 f"{folder}: `{name}` of {what} in this folder is {known[name]!r}, but "
-                f"{value!r} is requested; give the same settings, continue with the "
-                "version of transduce that began it, or choose another folder."
+                f"{value!r} is requested; {remedy}, or choose another folder."
             )
 
 

@@ -428,6 +428,12 @@ def _translation(run: SystemRun | EnsembleRun) -> list[str]:
     ]
 
 
+# The settings of a system are those of its preset, which another version may have.
+OLDER_PRESET = (
+    "give the same settings, continue with the version of transduce that began it"
+)
+
+
 def _require_same(
     path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
@@ -440,7 +446,7 @@ def _require_same(
         known = recorded["systems"].get(system, new)
         if not isinstance(known, dict):
             raise damaged_record(path)
-        require_same_settings(path.parent, system, known, new)
+        require_same_settings(path.parent, system, known, new, OLDER_PRESET)
 
 
 def _require_same_tests(

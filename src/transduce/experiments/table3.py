@@ -18,8 +18,9 @@ from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
-from transduce.errors import ConfigError, counted, unknown_name
+from transduce.errors import ConfigError, TransduceError, counted, unknown_name
 from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
+from transduce.experiments.resuming import refuse_changed_settings
 from transduce.experiments.run_corpus import known_languages
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
@@ -338,6 +339,23 @@ def _require_same(
     # Settings that an older version did not have were at their defaults.
     known = settings(RunConfig()) | recorded["settings"]
     require_same_settings(path.parent, "the experiment", known, requested["settings"])
+
+
+def require_same_rows(runs: Sequence[RowRun]) -> None:
+    """Raise `ConfigError` if a run that has begun has other settings than its row.
+
+    The record of the experiment has the settings of the base, from which those of the
+    rows do not follow: see `chosen` of `row_config`.
+    """
+    for run in runs:
+        if not run.has_begun:
+            continue
+        try:
+            settings_of(run.path)
+        except TransduceError:
+            continue  # the run fails for this reason, without ending the others
+        remedy = "give the same settings, or remove this folder to train the run anew"
+        refuse_changed_settings(run.path, run.config, remedy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,14 +4,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from transduce.data.corpus_files import CorpusFiles
+from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, TABLE_3, RunConfig
+from transduce.experiments.run_folder import RUN_FORMAT
 from transduce.experiments.run_processes import (
     changes,
     kept_precision,
@@ -26,6 +28,7 @@ from transduce.experiments.table3 import (
     RowRun,
     base_for,
     require_rows,
+    require_same_rows,
     row_config,
     row_runs,
     scaled_base,
@@ -209,6 +212,35 @@ def test_an_experiment_continues_with_the_same_text_in_another_place(
     other = experiment.folder.parent / "other.en"
     experiment.files.dev_source[0].rename(other)
     replace(experiment, files=replace(experiment.files, dev_source=(other,))).begin()
+
+
+@pytest.mark.parametrize(("before", "after"), [(600, 1_500), (1_500, 600)])
+def test_a_row_does_not_mix_runs_with_other_checkpoints(
+    experiment: Experiment, before: int, after: int
+) -> None:
+    chosen = {600: (), 1_500: ("training.checkpoint_steps",)}
+    first, new = (
+        row_runs(experiment.folder, experiment.base, ["base", "big"], [1], chosen[each])
+        for each in (before, after)
+    )
+    for run in first:
+        (run.path / TRAINING).mkdir(parents=True)
+        record = {"format": RUN_FORMAT, "settings": asdict(run.config)}
+        # A run has the size of its vocabulary, and languages that were guessed.
+        record["settings"]["model"]["vocab_size"] = 321
+        record["settings"]["languages"]["source"] = "en"
+        (run.path / "config.json").write_text(json.dumps(record))
+    require_same_rows(first)
+    big = first[1].path
+    with pytest.raises(ConfigError) as refused:
+        require_same_rows(new)
+    assert str(refused.value) == (
+        f"{big}: `training.checkpoint_steps` of the run to resume is {before}, but "
+        f"{after} is requested; give the same settings, or remove this folder to train "
+        "the run anew."
+    )
+    (big / "config.json").write_text("{}")
+    require_same_rows(new)  # the run itself tells what is damaged
 
 
 def older(experiment: Experiment, files: CorpusFiles) -> None:
