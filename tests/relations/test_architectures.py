@@ -425,6 +425,22 @@ def test_a_parser_and_a_translation_model_form_no_ensemble(
         Translator(trained_checkpoint, CPU, parsing_checkpoint)
 
 
+def test_parsers_that_read_backslashes_differently_form_no_ensemble(
+    parsing_checkpoint: Checkpoint,
+) -> None:
+    symbols = parsing_checkpoint.symbols
+    assert symbols is not None
+    other = replace(symbols, unescapes=not symbols.unescapes)
+    # The words that a tokenizer is learned from also differ by their backslashes.
+    tokenizer = learn_tokenizer(["a b", "c d"], TokenizerConfig(vocab_size=270))
+    with pytest.raises(RequestError, match="Parsers of an ensemble must read words al"):
+        Translator(
+            parsing_checkpoint,
+            CPU,
+            replace(parsing_checkpoint, symbols=other, tokenizer=tokenizer),
+        )
+
+
 def test_guided_attention_must_have_cross_attention(trainer: Trainer, cpu) -> None:
     every = torch.ones(50, dtype=torch.bool)
     guidance = GuidedAttention(weight=1.0, begins_word=every, takes_word=every)

@@ -120,6 +120,13 @@ def require_ensemble(
     others: Sequence[StoredModel],
 ) -> None:
     """Raise `RequestError` if the models cannot form an ensemble."""
+    parsers = [each.symbols for each in (checkpoint, *others) if each.symbols]
+    if len({each.unescapes for each in parsers}) > 1:
+        raise RequestError(
+            "Parsers of an ensemble must read words alike, but only some of these read "
+            "words without the backslashes of the Penn Treebank; train all by one "
+            "version of transduce."
+        )
     if any(other.tokenizer != checkpoint.tokenizer for other in others):
         raise RequestError(
             "Models of an ensemble must have one tokenizer, but have different ones; "
