@@ -15,6 +15,8 @@ import torch
 import transduce
 from transduce.checkpoint import load_model, save_model
 from transduce.cli import main
+from transduce.cli.parse import without_trees
+from transduce.errors import DataError
 from transduce.grammar.corpus import training_trees
 from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
@@ -419,6 +421,51 @@ def test_trees_in_brackets_are_not_parsed_as_words(
     assert sorted(tmp_path.iterdir()) == [tmp_path / "in"]
     said = refuses("parse", parser, *SEARCH, *options, stdin=f"{text}\n".encode())
     assert said.startswith(f"standard input: {message}")
+
+
+TREE = "(S (NP (DT the) (NN dog)) (VP (VBZ runs)))"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [f"{TREE} "],
+        [f"{TREE}\t", "", TREE],
+        ["(S (NP (DT the) (NN dog))", "   (VP (VBZ runs))) "],
+        ["(TOP)", TREE],
+        ["()", TREE],
+        ["(NP (NN dog))", TREE],
+        [TREE, "(NP (NN dog))"],
+    ],
+    ids=str,
+)
+def test_lines_that_are_all_trees_are_no_text(lines: list[str]) -> None:
+    parsed = without_trees(lines, "lines")
+    with pytest.raises(DataError, match="^lines: text must be sentences, but these "):
+        list(parsed)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["( see ( Smith 2001 ) ( Jones 2002 ) )", "It is so ."],
+        ["(hello there)", "", "( see ( Smith 2001 ) and ( Jones 2002 ) )"],
+        ["A sentence .", TREE],
+        ["(laughs) ", "(S (NP", ""],
+        [],
+    ],
+    ids=str,
+)
+def test_lines_that_are_not_all_trees_are_text(lines: list[str]) -> None:
+    assert list(without_trees(lines, "lines")) == lines
+
+
+def test_lines_without_inner_brackets_are_not_kept_back() -> None:
+    given = iter(["", "(hello there)", "A sentence ."])
+    lines = without_trees(given, "lines")
+    assert next(lines) == ""
+    assert next(lines) == "(hello there)"
+    assert next(given) == "A sentence ."
 
 
 def test_a_sentence_in_brackets_is_parsed(

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,12 +30,13 @@ from transduce.text.corpus import STANDARD_INPUT, name_of
 from transduce.text.languages import best_match, english_name
 from transduce.trees.penn_words import penn_words
 from transduce.trees.trees import (
+    NO_PARSE,
     WORD,
     Constituent,
     Leaf,
     Tree,
+    TreeReader,
     indented,
-    read_trees,
     svg,
 )
 
@@ -116,7 +118,7 @@ def parse(
     )
     words_of = WORD.findall if tokenized else penn_words
     source = source_lines(input)
-    lines = _without_trees(source.lines, name_of(input or STANDARD_INPUT))
+    lines = without_trees(source.lines, name_of(input or STANDARD_INPUT))
     translator = load(
         model,
         *ensemble,
@@ -173,31 +175,42 @@ def parse(
 
 
 LINES_LOOKED_AT = 100
-"""Number of lines in which a tree is sought."""
+"""Number of lines in which trees are sought."""
 
 
-def _without_trees(lines: Iterable[str], name: str) -> Iterator[str]:
-    """Yield lines of text; `DataError` if they begin with a tree in brackets."""
-    beginning: list[str] = []
-    for line in lines:
-        if len(beginning) < LINES_LOOKED_AT:
-            beginning.append(line)
-            if line.endswith(")") and _begins_with_tree(beginning):
-                raise DataError(
-                    f"{name}: text must be sentences, but these are trees in brackets; "
-                    "remove brackets and tags, or let `transduce evaluate-parses` with "
-                    "--model parse the words of the trees and score the result."
-                )
-        yield line
+def without_trees(lines: Iterable[str], name: str) -> Iterator[str]:
+    """Yield lines of text; `DataError` if they are trees in brackets.
 
-
-def _begins_with_tree(lines: Iterable[str]) -> bool:
-    """Whether lines begin with a tree of more than one bracket around its words."""
-    try:
-        tree = next(read_trees(lines, "lines"))
-    except (DataError, StopIteration):
-        return False
-    return len(tree.leaves) > 1 or len(tree.constituents) > 1
+    They are trees if the first two can be read as trees, or the only one, and one has
+    more than one bracket. Such a line is therefore kept back until the next is read.
+    """
+    lines, held, is_treebank = iter(lines), list[str](), False
+    reader, num_trees = TreeReader(name), 0
+    for line in islice(lines, LINES_LOOKED_AT):
+        held.append(line)
+        if reader.is_within_a_tree or not NO_PARSE.fullmatch(line):
+            try:
+                tree = reader.read(line)
+            except DataError:
+                is_treebank = False
+                break
+            if tree is not None:
+                num_trees += 1
+                is_treebank |= len(tree.leaves) > 1 or len(tree.constituents) > 1
+                if is_treebank and num_trees > 1:
+                    break
+        if not is_treebank and not reader.is_within_a_tree:
+            yield from held
+            held.clear()
+    if is_treebank:
+        raise DataError(
+            f"{name}: text must be sentences, but these are trees in brackets; remove "
+            "brackets and tags, or let `transduce evaluate-parses` with --model parse "
+            "the words of the trees and score the result. Brackets of a sentence may "
+            "be written -LRB- and -RRB-."
+        )
+    yield from held
+    yield from lines
 
 
 def _trees(parses: Iterable[Parse], first: int) -> Iterator[Tree]:

@@ -109,7 +109,7 @@ def read_trees(lines: Iterable[str], name: str) -> Iterator[Tree]:
     If a tree spans several lines, all but the first must be indented. Blank lines are
     ignored. Errors (`DataError`) state the file's `name` with line and column.
     """
-    reader = _Reader(name)
+    reader = TreeReader(name)
     for line in lines:
         tree = reader.read(line)
         if tree is not None:
@@ -124,7 +124,7 @@ def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
     without a parse. If trees span several lines, as `read_trees` reads them, blank
     lines only separate them.
     """
-    reader, found = _Reader(name), list[Tree | None]()
+    reader, found = TreeReader(name), list[Tree | None]()
     takes_several_lines = False
     for line in lines:
         if reader.is_within_a_tree:
@@ -147,7 +147,7 @@ def parse_tree(text: str) -> Tree:
 
 
 def _tree_in(text: str, name: str, number: int) -> Tree:
-    reader = _Reader(name, number - 1)
+    reader = TreeReader(name, number - 1)
     tree = reader.read(text)
     reader.finish("its line ends")
     if tree is None:
@@ -168,7 +168,7 @@ class _Bracket:
     is_leaf: bool = False
 
 
-class _Reader:
+class TreeReader:
     """Reader that assembles trees line by line."""
 
     def __init__(self, name: str, num_lines_before: int = 0) -> None:
