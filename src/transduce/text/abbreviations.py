@@ -23,6 +23,9 @@ class Abbreviations:
     final: frozenset[str] = field(default_factory=frozenset)
     """Abbreviations that may be a sentence's last word, such as "etc.". A word that is
     also in `never` ends a sentence only before a word of `starters`."""
+    words: frozenset[str] = field(default_factory=frozenset)
+    """Words that are no abbreviations in small letters, although other languages have
+    such ones."""
     starters: frozenset[str] = field(default_factory=frozenset)
     """Function words that are capitalised only at the beginning of a sentence."""
     months: frozenset[str] = field(default_factory=frozenset)
@@ -438,7 +441,9 @@ THAI = Abbreviations(
     final=_words("น กม ซม มม กก พ.ศ ค.ศ"),
 )
 VIETNAMESE = Abbreviations(
-    never=_words("tp ts ths gs pgs bs ks lm tx"), numeric=_words("q p đt tr")
+    never=_words("tp ts ths gs pgs bs ks lm tx"),
+    numeric=_words("q p đt tr"),
+    words=_words("ca gen in no sen thu"),
 )
 ARABIC = Abbreviations(never=_words("د أ م ص ج ت هـ"))
 
@@ -455,8 +460,8 @@ BY_LANGUAGE = {
 """Tables by base language."""
 WITH_ORDINAL_STOP = frozenset({"is", "fo", "et", "lv", "lt", "eu", "mk", "az"})
 """Languages without a table that write the ordinal third as "3."."""
-WITH_COMMON = frozenset({"hi", "mr", "ne", "bn", "ta", "th", "vi"})
-"""Languages whose table adds to the common one."""
+WITH_ENGLISH = frozenset({"hi", "mr", "ne", "bn", "ta", "th", "vi"})
+"""Languages whose table adds to the English one."""
 INTERNATIONAL = _words(
     "dr prof mr mrs ms ing dipl med phil jr sr inc ltd corp co etc al vs cf ca fig tab "
     "vol no nr p pp ph.d m.d u.s u.k u.n e.u u.s.a"
@@ -469,21 +474,21 @@ def abbreviations(language: str | None) -> Abbreviations:
     """Table of a base language, such as "de"; a common table for any other language.
 
     English titles and units are in the table of every language, as texts borrow them.
-    Languages whose own abbreviations are few and cannot be taken for others have the
-    common table, too.
+    Languages whose own abbreviations are few have all of the English ones, too.
     """
     if language not in BY_LANGUAGE:
         return _common(has_ordinal_stop=language in WITH_ORDINAL_STOP)
     own = BY_LANGUAGE[language]
     if own is ENGLISH:
         return own
-    if language in WITH_COMMON:
-        common = _common(has_ordinal_stop=False)
+    if language in WITH_ENGLISH:
         return replace(
-            common,
-            never=own.never | common.never,
-            numeric=own.numeric | common.numeric,
-            final=own.final | common.final,
+            ENGLISH,
+            never=own.never | INTERNATIONAL | ENGLISH.never,
+            numeric=own.numeric | ENGLISH.numeric,
+            final=own.final | ENGLISH.final,
+            words=own.words,
+            months=own.months,
         )
     return replace(
         own,

@@ -392,6 +392,8 @@ def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
 
     `starts` says whether the next word is one that begins sentences.
     """
+    if stop.before in table.words:
+        return "end"
     word, after = BOUND_BEFORE.sub("", stop.before.lower()), stop.after
     is_numeric, is_final = word in table.numeric, word in table.final
     is_street = word.endswith(table.street_endings) and after[:1].isdigit()
