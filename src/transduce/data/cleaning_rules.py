@@ -108,7 +108,7 @@ EXPONENTS = {
 """Powers of ten by their words in Chinese, Japanese, Korean, and languages of India and
 Pakistan."""
 _MARKED_NUMBER = rf"\d+(?:[{NUMBER_MARKS}]\d+)*"
-_POWER = rf"[ \u00a0]?(?:{'|'.join(EXPONENTS)})"
+_POWER = rf"[ \u00a0]?(?i:{'|'.join(EXPONENTS)})"
 COMPOUND = re.compile(rf"({_MARKED_NUMBER})({_POWER})?[ \u00a0]?(?=(\d)?)")
 """Number with its marks and the power of ten after it, as in 1万2345; group 3 is set if
 a number follows at once."""
@@ -609,7 +609,7 @@ def _readings(text: str) -> Readings:
         parts |= _by_digits(NUMBER.findall(match[1])).keys()
         is_before = bool(match[2] and match[3]) and len(digits) <= MAX_POWER_DIGITS
         if len(digits) <= MAX_POWER_DIGITS:
-            value += int(own) * 10 ** EXPONENTS.get((match[2] or "").strip(), 0)
+            value += int(own) * 10 ** EXPONENTS.get((match[2] or "").strip().lower(), 0)
         if not is_before:
             whole = str(value) if len(digits) <= MAX_POWER_DIGITS else digits
             add(whole, _num_decimals(match[1]), parts)
@@ -620,9 +620,15 @@ def _readings(text: str) -> Readings:
 
 
 def _num_decimals(number: str) -> int:
-    """Count the digits after the last mark of a number; three are thousands."""
-    last = re.search(rf"[{NUMBER_MARKS}](\d+)\Z", number)
-    return 0 if last is None or len(last[1]) == len("000") else len(last[1])
+    """Count the digits after the last mark of a number, if it is a decimal mark.
+
+    That occurs once, and three digits after it are thousands except after 0: 0.375.
+    """
+    last = re.search(rf"([{NUMBER_MARKS}])(\d+)\Z", number)
+    if last is None or number.count(last[1]) > 1:
+        return 0
+    is_share = _ascii_digits(number[: last.start()]) == "0"
+    return 0 if len(last[2]) == len("000") and not is_share else len(last[2])
 
 
 def _not_among(
@@ -636,9 +642,18 @@ def _not_among(
     for whole, by_power in readings.items():
         powers = other_readings.get(whole, {})
         for power, parts in by_power.items():
-            if any(abs(power - other) not in LOST_MARK for other in powers):
+            if not all(_is_mark_lost(power, other) for other in powers):
                 known |= parts
     return [numbers[each] for each in numbers if each not in known]
+
+
+def _is_mark_lost(power: int, other: int) -> bool:
+    """Whether numbers with the same digits differ by a decimal mark alone.
+
+    A share with decimals and its percentage also differ by 2: 0.375 is 37.5 %.
+    """
+    is_percentage = abs(power - other) == len("00") and power < 0 and other < 0
+    return abs(power - other) in LOST_MARK and not is_percentage
 
 
 def _ascii_digits(number: str) -> str:

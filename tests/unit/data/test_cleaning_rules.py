@@ -203,6 +203,14 @@ def test_the_script_of_the_language_is_required(language, text, rule) -> None:
         ("It costs 35,000,000 euros.", "কাজটির দাম ৩ কোটি ৫০ লাখ ইউরো।"),
         ("The town has 12 345 people.", "这座城市有1万2345人。"),
         ("The town has 15,000 people.", "这座城市有1.5万人。"),
+        ("It costs Rs 1.2 million.", "Rs 12 Lakh is the price of the house."),
+        ("It costs 15 million rupees.", "₹1.5 Crore is the price."),
+        (
+            "Rufen Sie bitte die Nummer 01.23.45.67.89 an.",
+            "Please call the number 0123456789.",
+        ),
+        ("Die Akte ist 12.34.56.", "The file is 123456."),
+        ("The share is 0.375.", "Der Anteil ist 37,5 %."),
     ],
 )
 def test_a_number_is_the_same_in_other_scripts_groups_and_calendars(
@@ -222,6 +230,7 @@ def test_a_number_is_the_same_in_other_scripts_groups_and_calendars(
         ("The law of 2020 is new.", "กฎหมายปี พ.ศ. 2564 ใหม่"),
         ("The law of 2020 is new.", "กฎหมายปี พ.ศ. 1399 ใหม่"),
         ("It is 3.5 km.", "它有35公里。"),
+        ("It is 12.5 km.", "它有1.25公里。"),
         ("The town has 7 people.", "1万" + "2" * 30 + "人住在这座非常美丽的城市里面。"),
     ],
 )
