@@ -119,7 +119,7 @@ def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
     fewest, most = _new_tokens(content, path)
     limits: dict[str, Any] = {"min_length": fewest}
     if most is not None:
-        limits["max_length"] = max(most, 1)
+        limits["max_length"] = most
         # Contradictory limits are refused as they are. The library accepts a minimum
         # that equals the limit, also where it forces the end token.
         if fewest <= most:
@@ -134,15 +134,14 @@ def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
 def _new_tokens(content: Mapping[str, object], path: Path) -> tuple[int, int | None]:
     """Return the library's limits of the tokens that follow the start.
 
-    The first is a minimum without the end token, the second a maximum with it, or None.
+    The first is a minimum without the end token, the second a maximum with it, or None
+    if there is no limit or no token would be left, where the library does not generate.
     """
     fewest = max(_whole_or(content, "min_length", path, 0) - 1, 0)
     fewest = _whole_or(content, "min_new_tokens", path, fewest)
     most = max(_whole_or(content, "max_length", path, 0) - 1, 0)
     most = _whole_or(content, "max_new_tokens", path, most)
-    names = ("max_length", "max_new_tokens")
-    is_limited = any(content.get(name) is not None for name in names)
-    return fewest, most if is_limited else None
+    return fewest, most or None
 
 
 def _inexact_lengths(
@@ -150,11 +149,16 @@ def _inexact_lengths(
 ) -> Iterator[tuple[str, str]]:
     """Yield a limit that is not applied as in the library, with what differs."""
     fewest, most = _new_tokens(content, path)
-    if most is None or fewest > most:
+    name = _given(content, "max")
+    if most is None:
+        if content.get(name) is not None:
+            yield name, "translations have no such limit here"
+        return
+    if fewest > most:
         return
     max_length = most - _forces_end(content)
     if max_length < 1:
-        yield _given(content, "max"), "a translation may have one token here"
+        yield name, "a translation may have one token here"
     elif fewest >= max_length:
         yield _given(content, "min"), "a translation may have one token less here"
 

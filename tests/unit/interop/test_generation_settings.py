@@ -75,7 +75,6 @@ def test_settings_of_search_are_obeyed(
         ({"min_length": 2, "max_length": 2}, (0, 1), "max_length"),
         ({"max_length": 2}, (0, 1), "max_length"),
         ({"max_new_tokens": 1}, (0, 1), "max_new_tokens"),
-        ({"max_length": 1, "forced_eos_token_id": None}, (0, 1), "max_length"),
     ],
     ids=str,
 )
@@ -87,6 +86,21 @@ def test_limits_that_leave_no_choice_are_kept_up_to_one_token_and_reported(
     assert (search.min_length, search.max_length) == expected
     [differing] = differing_settings(folder)
     assert f"`{name}` = {settings[name]} is not applied as in" in differing
+
+
+@pytest.mark.parametrize("forced", [0, None])
+@pytest.mark.parametrize(
+    "limit", [{"max_length": 1}, {"max_length": 0}, {"max_new_tokens": 0}], ids=str
+)
+def test_a_limit_that_leaves_no_token_is_left_out_and_reported(
+    tmp_path: Path, limit: dict, forced: int | None
+) -> None:
+    folder = folder_of(tmp_path, forced_eos_token_id=forced, **limit)
+    assert read_search(folder, IDS) == SearchConfig(**BEAMS)
+    [differing] = differing_settings(folder)
+    [(name, value)] = limit.items()
+    assert f"`{name}` = {value} is not applied as in" in differing
+    assert differing.endswith("translations have no such limit here.")
 
 
 @pytest.mark.parametrize(
