@@ -165,7 +165,11 @@ class Transformer(nn.Module):
 
     @property
     def cross_attention_taps(self) -> list[nn.Module]:
-        """Modules that the weights of cross-attention pass through, one a layer."""
+        """Modules that the weights of cross-attention pass through, one a layer.
+
+        In `step`, too, the weights are those of whole targets: [sentences * group,
+        heads, target, source].
+        """
         return [layer.cross_attention.weights_tap for layer in self.decoder_layers]
 
     def start(self, memory: Memory) -> "Prefixes":

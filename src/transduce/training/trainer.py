@@ -552,8 +552,8 @@ class Trainer:
             )
         if recent > before.lowest_loss + DIVERGENCE:
             raise DivergedError(
-                f"The loss must not rise, but has risen from {before.lowest_loss:.2f} "
-                f"to {recent:.2f} (nats a token, over some fifty steps) at step "
+                f"The loss must not rise, but its moving average has risen from "
+                f"{before.lowest_loss:.2f} to {recent:.2f} nats a token at step "
                 f"{step:,}."
             )
         lowest = min(before.lowest_loss, recent)
