@@ -1,4 +1,4 @@
-"""Small models of all rival architectures learn to copy and to reverse digits.
+"""Small Transformers, and models of all rivals, learn to copy and to reverse digits.
 
 A sign before the digits says which. Deep-Att has a test of its own, with unknown words.
 """
@@ -22,6 +22,7 @@ from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import build
 from transduce.data.tensors import Batch
 from transduce.device import Hardware
+from transduce.model.config import ModelConfig
 from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training.config import OptimizerKind, TrainingConfig
@@ -78,6 +79,16 @@ MOE = MixtureRecurrentConfig(
     initial_range=0.3,
     # Balanced by batches in training, and decoded by thresholds.
     experts=ExpertsConfig(num_experts=8, d_ff=32, gating="batchwise"),
+)
+TRANSFORMER = ModelConfig(
+    vocab_size=VOCABULARY,
+    num_layers=2,
+    d_model=48,
+    num_heads=4,
+    d_k=12,
+    d_v=12,
+    d_ff=96,
+    dropout=0.0,
 )
 MOE_FFN = MixtureTransformerConfig(
     vocab_size=VOCABULARY,
@@ -138,6 +149,9 @@ SYSTEMS = {
     "moe": System(model=MOE, steps=350, rate=0.01, copied=(0, 0.5), reversed=(0, 0.5)),
     "moe-ffn": System(
         model=MOE_FFN, steps=500, rate=0.01, copied=(0, 0.2), reversed=(0, 0.2)
+    ),
+    "transformer": System(
+        model=TRANSFORMER, steps=450, rate=0.007, copied=(0, 0.2), reversed=(0, 0.1)
     ),
 }
 
