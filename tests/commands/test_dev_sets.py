@@ -104,7 +104,7 @@ def test_a_start_is_scored_beside_the_new_model(
     assert logged(out, "start model") == [("home", 0), ("news", 0)]
     table = printed[printed.index("dev set") :].splitlines()
     assert table[0].split() == ["dev", "set", "metric", "start", "model", "change"]
-    assert [line.split()[0] for line in table[1:7]] == ["home"] * 3 + ["news"] * 3
+    assert [line.split()[0] for line in table[2:8]] == ["home"] * 3 + ["news"] * 3
 
 
 def test_a_start_that_is_better_stays_the_model(

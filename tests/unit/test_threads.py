@@ -39,6 +39,7 @@ OPENMP = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
 needs_openmp = pytest.mark.skipif(
     not OPENMP, reason="this PyTorch does not bring GCC's OpenMP"
 )
+needs_cores = pytest.mark.skipif(CORES == 1, reason="one core has no smaller limit")
 
 
 @pytest.fixture
@@ -84,7 +85,9 @@ def told_by(program: str, **variables: str) -> str:
         {},
         {"OMP_NUM_THREADS": "1"},
         {"MKL_NUM_THREADS": "1"},
-        {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"},
+        pytest.param(
+            {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"}, marks=needs_cores
+        ),
         {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "1"},
     ],
     ids=str,
@@ -301,7 +304,7 @@ def test_without_the_systems_files_there_is_no_quota(proc):
         ("max 100000", {"MKL_NUM_THREADS": "1"}, Cores(1, "MKL_NUM_THREADS")),
     ],
 )
-@pytest.mark.skipif(PRESENT == 1, reason="one core has no smaller limit")
+@needs_cores
 def test_the_smallest_limit_of_cores_counts(proc, quota, environment, expected):
     limited(proc, VERSION_2, "0::/\n", {"cpu.max": quota})
     assert usable_cores(proc, environment) == expected
@@ -314,7 +317,7 @@ def test_a_malformed_number_of_threads_is_ignored(proc, value):
     assert usable_cores(proc, {"OMP_NUM_THREADS": value}).number == AFFINE
 
 
-@pytest.mark.skipif(AFFINE == 1, reason="one core has no smaller limit")
+@needs_cores
 def test_the_limit_stands_beside_the_number_of_threads(monkeypatch):
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
     torch.set_num_threads(1)

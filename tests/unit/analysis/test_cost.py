@@ -89,7 +89,7 @@ def test_a_forecast_uses_published_utilisations():
     cluster = Cluster(name="Abacus", tflops=2.0, num_devices=5)
     assert cluster.flops == 1e13
     least, most = forecast(1e16, cluster)
-    assert (least, most) == pytest.approx((1000 / 0.42, 1000 / 0.28))
+    assert (least, most) == pytest.approx((1000 / 0.43, 1000 / 0.28))
     assert utilisation(1e16, most, cluster) == pytest.approx(0.28)
     assert str(cluster) == "5 x Abacus of 2 TFLOPS"
 
