@@ -43,9 +43,9 @@ SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 """Sustained single-precision TFLOPS by device, as the paper assumes (footnote 5)."""
 
 UTILISATION = 0.28, 0.43
-"""Bounds of the utilisation of the sustained speed in published trainings of this model:
-0.290 and 0.421 for the paper's base and big models, 0.28 to 0.41 in the figures of NVIDIA
-and MLPerf."""
+"""Bounds of the utilisation of the sustained speed in published trainings of this
+model: 0.290 and 0.421 for the paper's base and big models, 0.28 to 0.41 in the figures
+of NVIDIA and MLPerf."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
