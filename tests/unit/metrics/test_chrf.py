@@ -120,3 +120,5 @@ def test_a_reference_in_another_normal_form_is_the_same_text(
     assert found.score == pytest.approx(100)
     assert "|nfc:yes|" in found.signature
     assert "nfc" not in score([composed], [composed]).signature
+    longer = [composed + " and more"]
+    assert score(longer, [text]).score == score(longer, [composed]).score
