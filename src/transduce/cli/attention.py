@@ -23,6 +23,7 @@ from transduce.analysis.sentence_attention import (
 )
 from transduce.cli.files import (
     STANDARD_OUTPUT,
+    Flag,
     Force,
     require_new,
     require_one_standard_output,
@@ -49,7 +50,7 @@ def attention(
     target: str | None = None,
     out: Path | None = None,
     figure: Path | None = None,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    json: Flag = False,
     force: Force = False,
     view: View = "lines",
     kind: AttentionKind = "encoder-decoder",

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files, Flag, Force
 from transduce.cli.help import option_name
 from transduce.cli.resumable_output import OutputKeptError
 from transduce.cli.terminal import (
@@ -43,7 +41,7 @@ def back_translate(
     input: Files,
     out: Path,
     force: Force = False,
-    sampling: Annotated[bool, Parameter(negative="")] = False,
+    sampling: Flag = False,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from transduce.cli.files import (
     STANDARD_OUTPUT,
     Force,
+    Json,
     require_new,
     require_one_standard_output,
     writer,
@@ -77,7 +78,7 @@ def compare(
     seed: int = 12345,
     html: Path | None = None,
     force: Force = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    json_output: Json = False,
 ) -> None:
     """Compare systems' translations with those of the first, the baseline.
 

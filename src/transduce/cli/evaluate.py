@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Flag, Json
 from transduce.cli.lines import (
     into_language_of,
     require_no_search,
@@ -55,8 +55,8 @@ def evaluate(
     tokenize: Tokenize = "auto",
     beam_size: int | None = None,
     length_penalty: float | None = None,
-    tokenized: Annotated[bool, Parameter(negative="")] = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    tokenized: Flag = False,
+    json_output: Json = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,

@@ -3,11 +3,9 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Flag, Json
 from transduce.cli.lines import require_no_search, search_of
 from transduce.cli.terminal import print_json, warn
 from transduce.data.treebank import before_number, read_both, read_gold
@@ -33,11 +31,11 @@ def evaluate_parses(
     ensemble: Files = (),
     beam_size: int | None = None,
     length_penalty: float | None = None,
-    constrained: Annotated[bool, Parameter(negative="")] = False,
-    normalize: Annotated[bool, Parameter(negative="")] = False,
-    gold_tags: Annotated[bool, Parameter(negative="")] = False,
-    allow_dropped: Annotated[bool, Parameter(negative="")] = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    constrained: Flag = False,
+    normalize: Flag = False,
+    gold_tags: Flag = False,
+    allow_dropped: Flag = False,
+    json_output: Json = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,

@@ -29,8 +29,12 @@ Files = Annotated[
     Parameter(consume_multiple=1, negative="", show_default=False),
 ]
 """One file or several, one after the other."""
-Force = Annotated[bool, Parameter(negative="")]
+Flag = Annotated[bool, Parameter(negative="")]
+"""Option without a value and without a negative form."""
+Force = Flag
 """Option to overwrite an output that exists."""
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+"""Option to print JSON."""
 STANDARD_OUTPUT = Path("-")
 """File name that stands for standard output."""
 

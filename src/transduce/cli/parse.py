@@ -12,13 +12,14 @@ from cyclopts import Parameter
 from transduce.cli.files import (
     STANDARD_OUTPUT,
     Files,
+    Flag,
     Force,
     require_new,
     require_one_standard_output,
     writer,
 )
 from transduce.cli.lines import decoding_of, search_of, source_lines
-from transduce.cli.resumable_output import Destination, Origin, Resume
+from transduce.cli.resumable_output import Destination, Origin
 from transduce.cli.terminal import counted_lines, warn
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import Parse
@@ -49,13 +50,13 @@ def parse(
     input: Path | None = None,
     output: Path | None = None,
     force: Force = False,
-    resume: Resume = False,
-    tokenized: Annotated[bool, Parameter(negative="")] = False,
+    resume: Flag = False,
+    tokenized: Flag = False,
     beam_size: int | None = None,
     length_penalty: float | None = None,
     extra_length: int | None = None,
-    constrained: Annotated[bool, Parameter(negative="")] = False,
-    pretty: Annotated[bool, Parameter(negative="")] = False,
+    constrained: Flag = False,
+    pretty: Flag = False,
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     device: str = "auto",
     precision: PrecisionChoice = "auto",

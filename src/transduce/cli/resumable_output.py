@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
-
-from cyclopts import Parameter
+from typing import Any, Protocol, TypeVar
 
 import transduce
 from transduce.cli.files import (
@@ -50,9 +48,6 @@ from transduce.files import (
     write_all,
 )
 from transduce.settings import flattened
-
-Resume = Annotated[bool, Parameter(negative="")]
-"""Option to continue an interrupted output."""
 
 Origin = Mapping[str, Any]
 """Everything that the records depend on besides the input's lines, as JSON."""

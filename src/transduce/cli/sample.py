@@ -3,18 +3,15 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files, Flag, Force
 from transduce.cli.lines import (
     OutputFormat,
     source_lines,
     warn_of_other_language,
     write_translations,
 )
-from transduce.cli.resumable_output import Destination, Origin, RecordOutput, Resume
+from transduce.cli.resumable_output import Destination, Origin, RecordOutput
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load
@@ -30,7 +27,7 @@ def sample(
     input: Path | None = None,
     output: Path | None = None,
     force: Force = False,
-    resume: Resume = False,
+    resume: Flag = False,
     number: int = 1,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -39,7 +36,7 @@ def sample(
     extra_length: int = 50,
     target_language: str | None = None,
     tag: str | None = None,
-    jsonl: Annotated[bool, Parameter(negative="")] = False,
+    jsonl: Flag = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,

@@ -3,18 +3,15 @@
 import json
 import math
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files, Flag, Force
 from transduce.cli.lines import (
     decoding_of,
     into_language_of,
     tags_of,
     warn_of_other_languages,
 )
-from transduce.cli.resumable_output import Destination, Origin, Resume
+from transduce.cli.resumable_output import Destination, Origin
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import counted
@@ -38,10 +35,10 @@ def score(
     ensemble: Files = (),
     output: Path | None = None,
     force: Force = False,
-    resume: Resume = False,
+    resume: Flag = False,
     target_language: str | None = None,
     tag: str | None = None,
-    jsonl: Annotated[bool, Parameter(negative="")] = False,
+    jsonl: Flag = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
 ) -> None:

@@ -6,12 +6,10 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from cyclopts import Parameter
 
-from transduce.cli.files import Files
+from transduce.cli.files import Files, Flag
 from transduce.cli.options import require_both
 from transduce.cli.terminal import plain_console
 from transduce.data.corpus_files import require_files
@@ -53,7 +51,7 @@ def shortlist(
     alignments: Path | None = None,
     frequent: int = 100,
     per_piece: int = 100,
-    make_default: Annotated[bool, Parameter(negative="")] = False,
+    make_default: Flag = False,
 ) -> None:
     """Count a shortlist: the target pieces among which a translation chooses.
 

@@ -3,11 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files, Flag, Force
 from transduce.cli.lines import (
     OutputFormat,
     require_shortlist,
@@ -17,7 +15,7 @@ from transduce.cli.lines import (
     warn_of_other_language,
     write_translations,
 )
-from transduce.cli.resumable_output import Destination, Origin, RecordOutput, Resume
+from transduce.cli.resumable_output import Destination, Origin, RecordOutput
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load
@@ -39,7 +37,7 @@ def translate(
     input: Path | None = None,
     output: Path | None = None,
     force: Force = False,
-    resume: Resume = False,
+    resume: Flag = False,
     prefixes: Path | None = None,
     beam_size: int | None = None,
     patience: float | Literal["none"] | None = None,
@@ -57,7 +55,7 @@ def translate(
     nbest: int | None = None,
     target_language: str | None = None,
     tag: str | None = None,
-    jsonl: Annotated[bool, Parameter(negative="")] = False,
+    jsonl: Flag = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,
