@@ -1,6 +1,7 @@
 """Resources of this machine: memory, cores, instruction sets, threads."""
 
 import ctypes
+import gc
 import math
 import os
 import platform
@@ -434,12 +435,33 @@ def _is_malloc_of_glibc() -> bool:
 def use_one_arena() -> None:
     """Make threads allocate from the memory of the main one; only for glibc.
 
-    It must be called before other threads start. By default each thread has arenas of
-    its own, of at most 64 MB, and returns larger blocks to the system at once, whatever
-    `keep_freed_memory` has set.
+    It must be called before the process starts its first other thread: an arena that
+    one has had is used again by later ones. By default each thread has arenas of its
+    own, of at most 64 MB, and returns larger blocks to the system at once, whatever
+    `keep_freed_memory` has set: training in two threads would take up to a fifth
+    longer.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
+@contextmanager
+def objects_frozen() -> Iterator[None]:
+    """Keep all objects that exist out of garbage collections meanwhile.
+
+    Collections would visit the many objects of PyTorch's modules again and again, which
+    takes a twentieth of the time of training a small model. No effect if the caller has
+    frozen objects, which could not be told apart afterwards.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def return_freed_memory() -> None:

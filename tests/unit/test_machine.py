@@ -1,12 +1,15 @@
 """Figures of the machine, read from its operating system."""
 
 import ctypes
+import gc
 import math
 import os
 import platform
 import subprocess
 import sys
 import time
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,7 @@ from transduce.machine import (
     may_have_gpu,
     memory_of_children,
     num_physical_cores,
+    objects_frozen,
     proc_bytes,
     processor_flags,
     use_one_arena,
@@ -64,6 +68,22 @@ def test_only_glibc_has_settings_of_memory(monkeypatch, library, setting, num_ca
     setting()
     assert len(libc.calls) == (num_calls if library == "glibc" else 0)
     assert all(0 < value < 2**31 for _, value in libc.calls)
+
+
+@pytest.mark.parametrize(
+    ("frozen_before", "calls"), [(0, ["collect", "freeze", "unfreeze"]), (7, [])]
+)
+def test_objects_are_frozen_meanwhile_unless_the_caller_has_done_so(
+    monkeypatch, frozen_before, calls
+):
+    made = []
+    for name in ("collect", "freeze", "unfreeze"):
+        monkeypatch.setattr(gc, name, partial(made.append, name))
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: frozen_before)
+    with suppress(KeyError), objects_frozen():
+        assert made == calls[:2]
+        raise KeyError
+    assert made == calls
 
 
 ALLOCATION = r"""

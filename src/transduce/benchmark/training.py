@@ -42,7 +42,12 @@ from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
 from transduce.device import Hardware
 from transduce.errors import missing_package, warn_caller
 from transduce.experiments.presets import RunConfig
-from transduce.machine import keep_freed_memory, use_huge_pages, use_one_arena
+from transduce.machine import (
+    keep_freed_memory,
+    objects_frozen,
+    use_huge_pages,
+    use_one_arena,
+)
 from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
 from transduce.model.transformer import Transformer
@@ -398,12 +403,13 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
                 f"The layers of {OURS} are not compiled, as PyTorch cannot: {reason}"
             )
     turns.begin()
-    trainer.train(
-        on_step=done,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
-        should_stop=lambda: False,
-    )
+    with objects_frozen():
+        trainer.train(
+            on_step=done,
+            save=lambda: None,
+            on_checkpoint=lambda: False,
+            should_stop=lambda: False,
+        )
 
 
 def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:

@@ -83,7 +83,7 @@ from transduce.files import (
     remove_folder,
     require_without,
 )
-from transduce.machine import Precision
+from transduce.machine import Precision, use_one_arena
 from transduce.model_folder import model_sum, open_model
 from transduce.search_config import SearchConfig
 from transduce.settings import (
@@ -398,6 +398,7 @@ def distill_in(
     `teacher` loads the teachers. The student is trained on the given hardware. Raises
     the exceptions of `distill`.
     """
+    use_one_arena()  # before the threads that encode the pairs
     if overwrite:
         require_without(out, plan.files)
     for test in plan.tests:

@@ -91,6 +91,7 @@ from transduce.machine import (
     Precision,
     WaitingMeter,
     keep_freed_memory,
+    objects_frozen,
     use_huge_pages,
     use_one_arena,
 )
@@ -261,6 +262,7 @@ def train(
     training would take more than a week; if the user chose a preset, but not its
     length, if it would take more than two weeks.
     """
+    use_one_arena()
     if start is not None:
         refuse_replacing(start, out)
     config, files = _with_recorded_corpora(config, files)
@@ -413,6 +415,7 @@ def resume(
     `ConfigError` if the run was started in another precision, or if it has made more
     updates, and `CheckpointError` if no checkpoint can be used.
     """
+    use_one_arena()
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
     if steps is not None:
@@ -573,10 +576,9 @@ class _RunTraining:
         Raises `TooLongTrainingError` if the forecast exceeds the limit of a new run.
         """
         keep_freed_memory()
-        use_one_arena()
         if self._hardware.device.type == "cpu":
             use_huge_pages()
-        with self._hardware.kept_generators():
+        with objects_frozen(), self._hardware.kept_generators():
             self._train(limit, new)
 
     def _train(self, limit: LengthLimit | None, new: _NewRun | None) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -131,6 +132,32 @@ def test_a_new_run_reports_its_pairs(
     assert start.steps_done == 0
     assert start.corpus is not None
     assert start.corpus.training.kept == 40
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_threads_start_only_after_they_share_one_arena(
+    files: CorpusFiles,
+    run: tuple[Path, RunResult, Notes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_resumed: bool,
+) -> None:
+    events = []
+    start = Thread.start
+    monkeypatch.setattr(
+        "transduce.experiments.pipeline.use_one_arena", lambda: events.append("arena")
+    )
+    monkeypatch.setattr(
+        Thread, "start", lambda self: (events.append("thread"), start(self))[1]
+    )
+    if is_resumed:
+        folder = shutil.copytree(run[0], tmp_path / "run")
+        resume(folder, CPU, Notes(), steps=TINY.training.steps + 1)
+    else:
+        train(files, with_training(steps=1), tmp_path / "run", CPU, Notes())
+    assert events[0] == "arena"
+    assert events.count("arena") == 1
+    assert "thread" in events
 
 
 def test_the_vocabulary_is_the_size_of_the_tokenizer(
