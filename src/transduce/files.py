@@ -84,6 +84,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object to a file, which appears whole (`atomic_file`)."""
+    with atomic_file(path) as new:
+        new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
 def without_infinity(value: Any) -> Any:
     """Replace infinity and NaN, which JSON lacks, by None, at any depth."""
     if isinstance(value, Mapping):

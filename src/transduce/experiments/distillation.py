@@ -7,7 +7,6 @@ hypothesis that is closest to the reference (sequence-level interpolation). The 
 of each step is kept in the folder, and the same call continues after an interruption.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,11 +76,11 @@ from transduce.experiments.train import (
     with_settings,
 )
 from transduce.files import (
-    atomic_file,
     path_of,
     read_json,
     remove_folder,
     require_without,
+    write_json,
 )
 from transduce.machine import Precision, use_one_arena
 from transduce.model_folder import model_sum, open_model
@@ -515,8 +514,7 @@ class _Steps:
         if counts is None:
             drop_worst = self._plan.drop_worst
             counts = write_kept(self._out / TRANSLATIONS, source, target, drop_worst)
-            with atomic_file(self._out / PAIRS) as new:
-                new.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
+            write_json(self._out / PAIRS, counts)
         observer.selected(self._figures, counts)
         return replace(files, source=(source,), target=(target,))
 

@@ -55,6 +55,7 @@ from transduce.files import (
     require_removable,
     require_without,
     without_infinity,
+    write_json,
 )
 from transduce.machine import Precision
 from transduce.model_folder import (
@@ -343,8 +344,7 @@ class RunFolder:
         self.log.replace(entries)
         # Then the log. A crash before the next line leaves a line that changes little.
         record = {**read_json(self.path / RUN_CONFIG), "settings": asdict(config)}
-        with atomic_file(self.path / RUN_CONFIG) as new:
-            new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        write_json(self.path / RUN_CONFIG, record)
 
     @property
     def last_model(self) -> Path:

@@ -42,7 +42,7 @@ from transduce.experiments.run_folder import (
     Entry,
     RunFolder,
 )
-from transduce.files import LEFTOVERS, atomic_file, path_lock, read_json
+from transduce.files import LEFTOVERS, path_lock, read_json, write_json
 from transduce.machine import Precision, threads_of_each
 from transduce.processes import (
     PYTHON,
@@ -356,8 +356,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     """Write an experiment's record of its settings, and make the folders beside it."""
     for name in (RUNS, LOGS):
         (path.parent / name).mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as new:
-        new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(path, record)
 
 
 def refuse_other_contents(folder: Path, record: str, what: str) -> None:

@@ -54,6 +54,7 @@ from transduce.files import (
     read_json,
     require_without,
     write_all,
+    write_json,
 )
 from transduce.metrics.scores import sentence_gleu
 from transduce.model_folder import model_sum
@@ -547,8 +548,7 @@ def record_settings(
         _refuse_changes(folder, recorded, record)
     for name in reversed(steps[first:]):
         discard(name)
-    with atomic_file(folder / SETTINGS) as new:
-        new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / SETTINGS, record)
 
 
 def _refuse_changes(
@@ -771,8 +771,7 @@ def _report(result: BackTranslation, folder: Path) -> None:
         "lines": figures,
         "pairs": dict(result.pairs),
     }
-    with atomic_file(folder / REPORT) as new:
-        new.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / REPORT, report)
 
 
 def _reported_pairs(folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ each translation is a process (`run_processes`): after an interruption,
 and starts a translation over.
 """
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -58,7 +57,7 @@ from transduce.experiments.run_processes import (
     with_seed,
     write_record,
 )
-from transduce.files import atomic_file, read_json
+from transduce.files import read_json, write_json
 from transduce.machine import Precision
 from transduce.metrics.comparison import (
     PooledBleu,
@@ -340,8 +339,7 @@ class EnsembleRun:
                 known = read_json(record)
             if known != sums:
                 path.unlink(missing_ok=True)
-                with atomic_file(record) as new:
-                    new.write_text(json.dumps(sums, indent=2) + "\n", encoding="utf-8")
+                write_json(record, sums)
 
     @property
     def is_done(self) -> bool:
