@@ -25,17 +25,13 @@ from transduce.cli.terminal import table_console
 from transduce.cli.training_display import TrainingDisplay
 from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import PrecisionChoice
-from transduce.decoding.translator import load
 from transduce.errors import ConfigError
 from transduce.experiments.distillation import (
     STUDENT_TINY,
     DistillationPlan,
     Vocabulary,
     distill_in,
-    require_own_tokenizer,
-    require_student_preset,
     student_settings,
-    students_hardware,
 )
 from transduce.experiments.distillation_report import NAME, as_report
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
@@ -148,10 +144,8 @@ def distill(
         raise ConfigError("A teacher must be given; name a model or run folder.")
     require_both(dev_source, dev_target, "dev-")
     refuse_trees(*source, *reference)
-    require_student_preset(preset)
     change = partial(changed_by_options, config_file=config, assignments=settings)
     student = student_settings(preset, teachers, vocabulary, change)
-    require_own_tokenizer(preset, student, vocabulary)
     own = open_model(teachers[0]).search or SearchConfig()
     search = own.given({"num_best": 1, "beam_size": beam_size})
     plan = DistillationPlan(
@@ -169,8 +163,6 @@ def distill(
         max_ratio=max_ratio,
         drop_worst=drop_worst,
     )
-    width = student.model.d_model
-    hardware = students_hardware(out, device, training_precision, width)
     with (
         kept_if_interrupted(out),
         _naming_same_command(),
@@ -179,16 +171,12 @@ def distill(
         result = distill_in(
             out,
             plan,
-            hardware,
             display,
             display,
-            teacher=partial(
-                load,
-                *teachers,
-                device=device,
-                precision=precision,
-                num_processes=processes,
-            ),
+            device=device,
+            precision=precision,
+            training_precision=training_precision,
+            num_processes=processes,
             overwrite=force,
         )
     show(as_report(result.report), table_console())

@@ -56,7 +56,6 @@ from transduce.experiments.start_model import batching_for, tokenizer_settings
 from transduce.experiments.synthetic_text import (
     COUNTED,
     MAX_RATIO,
-    SETTINGS,
     TRANSLATIONS,
     Generation,
     InputFigures,
@@ -320,7 +319,6 @@ def distill(
         require_config("search", search, SearchConfig)
     observer = _Silent() if observer is None else observer
     require_observer(observer, DistillationObserver)
-    require_student_preset(preset)
     folder = path_of("out", out)
     models = paths_of("teachers", teachers)
     compared = tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests)
@@ -328,7 +326,6 @@ def distill(
     student = student_settings(
         preset, models, vocabulary, lambda base: with_settings(base, settings or {})
     )
-    require_own_tokenizer(preset, student, vocabulary)
     plan = DistillationPlan(
         teachers=models,
         source=paths_of("source", source),
@@ -344,21 +341,15 @@ def distill(
         max_ratio=max_ratio,
         drop_worst=drop_worst,
     )
-    width = plan.student.model.d_model
-    hardware = students_hardware(folder, device, training_precision, width)
     return distill_in(
         folder,
         plan,
-        hardware,
         observer,
         *observers,
-        teacher=partial(
-            load,
-            *plan.teachers,
-            device=device,
-            precision=precision,
-            num_processes=num_processes,
-        ),
+        device=device,
+        precision=precision,
+        training_precision=training_precision,
+        num_processes=num_processes,
         overwrite=overwrite,
     )
 
@@ -375,29 +366,25 @@ def students_hardware(
     return choose_hardware(device, kept_precision(precision, recorded), width=width)
 
 
-class _Silent:
+class _Silent(DistillationObserver):
     """Observer that does nothing."""
-
-    def translated(self, done: int, total: int) -> None: ...
-    def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None: ...
-    def measuring(self, what: str) -> None: ...
 
 
 def distill_in(
     out: Path,
     plan: DistillationPlan,
-    hardware: Hardware,
     observer: DistillationObserver,
     *run_observers: RunObserver,
-    teacher: Callable[[], Translator],
-    overwrite: bool = False,
+    device: str,
+    precision: PrecisionChoice,
+    training_precision: Precision,
+    num_processes: int | None,
+    overwrite: bool,
 ) -> Distillation:
-    """Distil in a folder, or continue there.
-
-    `teacher` loads the teachers. The student is trained on the given hardware. Raises
-    the exceptions of `distill`.
-    """
+    """Distil in a folder, or continue there, like `distill`."""
     use_one_arena()  # before the threads that encode the pairs
+    width = plan.student.model.d_model
+    hardware = students_hardware(out, device, training_precision, width)
     if overwrite:
         require_without(out, plan.files)
     for test in plan.tests:
@@ -405,12 +392,11 @@ def distill_in(
     if plan.dev_source:
         read_through(plan.dev_source, plan.dev_target)
         require_text(plan.dev_source[0], read_text(plan.dev_source))
-    translator = teacher()
-    try:
+    with load(
+        *plan.teachers, device=device, precision=precision, num_processes=num_processes
+    ) as translator:
         steps = _Steps(out, plan, hardware, _into_target(translator, plan))
         return steps.run(observer, run_observers, overwrite=overwrite)
-    finally:
-        translator.close()
 
 
 def _into_target(translator: Translator, plan: DistillationPlan) -> Translator:
@@ -470,13 +456,7 @@ class _Steps:
         overwrite: bool,
     ) -> Distillation:
         """Translate, select pairs, train the student, and measure it."""
-        settings = _settings_by_step(
-            self._plan,
-            self._figures,
-            self._generation,
-            self._translator,
-            self._hardware,
-        )
+        settings = self._settings()
         with locked_folder(self._out, settings):
             discard = partial(_discard, self._out, self._pairs)
             record_settings(self._out, settings, discard, overwrite=overwrite)
@@ -495,6 +475,29 @@ class _Steps:
             report=report,
             report_folder=self._out / REPORT_FOLDER,
         )
+
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        """Return everything on which the result of each step depends, by step."""
+        plan, dev = self._plan, None
+        if plan.dev_source:
+            dev = read_through(plan.dev_source, plan.dev_target).digest
+        return {
+            "translation": {
+                "teachers": [model_sum(path) for path in plan.teachers],
+                "source": self._figures.digest,
+                "held out by seed": (
+                    plan.student.training.seed if plan.holds_out else None
+                ),
+                **generation_settings(self._generation, self._translator),
+            },
+            "pairs": {"drop_worst": plan.drop_worst},
+            "student": {
+                "vocabulary": plan.vocabulary,
+                "dev": dev,
+                "precision": self._hardware.precision,
+                **flat_settings(plan.student),
+            },
+        }
 
     def _translate(self, files: CorpusFiles, observer: DistillationObserver) -> None:
         """Translate the source by the teachers."""
@@ -581,26 +584,6 @@ class _Steps:
         )
 
 
-def _settings_by_step(
-    plan: DistillationPlan,
-    figures: InputFigures,
-    generation: Generation,
-    translator: Translator,
-    hardware: Hardware,
-) -> dict[str, dict[str, Any]]:
-    """Return everything on which the result of each step depends, by step."""
-    return {
-        "translation": {
-            "teachers": [model_sum(path) for path in plan.teachers],
-            "source": figures.digest,
-            "held out by seed": plan.student.training.seed if plan.holds_out else None,
-            **generation_settings(generation, translator),
-        },
-        "pairs": {"drop_worst": plan.drop_worst},
-        "student": _student_settings(plan, hardware),
-    }
-
-
 def _generation(plan: DistillationPlan, search: SearchConfig) -> Generation:
     """Return how the teachers translate: with references, a wide beam."""
     if plan.reference:
@@ -668,16 +651,6 @@ def _checked_pair(pair: object) -> tuple[Path, Path]:
     )
 
 
-def require_student_preset(name: str) -> None:
-    """Raise `ConfigError` if a preset cannot be that of a student."""
-    require_task(name, "translation")
-    if name == ADAPT:
-        raise ConfigError(
-            f"The preset {ADAPT} trains a trained model further, but a student is "
-            f"trained from the start; choose another preset, such as {STUDENT_TINY}."
-        )
-
-
 def student_settings(
     name: str,
     teachers: Sequence[Path],
@@ -689,8 +662,16 @@ def student_settings(
     `change` applies the user's settings. If it changes no length, sentences have at
     most as many tokens as the student has positions, or as in the preset.
 
-    Raises `ConfigError` without a teacher, and `CheckpointError` for a damaged one.
+    Raises `ConfigError` without a teacher, for a preset that cannot be a student's, and
+    for settings of a tokenizer that is not learned, and `CheckpointError` for a damaged
+    teacher.
     """
+    require_task(name, "translation")
+    if name == ADAPT:
+        raise ConfigError(
+            f"The preset {ADAPT} trains a trained model further, but a student is "
+            f"trained from the start; choose another preset, such as {STUDENT_TINY}."
+        )
     if not teachers:
         raise ConfigError("A distillation needs a teacher, but none is given.")
     config = preset_named(name)
@@ -701,31 +682,13 @@ def student_settings(
     if (most := num_positions(change(config).model)) is not None:
         longest = max(min(batching.max_length, most), config.batching.max_length)
         batching = replace(batching, max_length=longest)
-    return change(replace(config, batching=batching))
-
-
-def require_own_tokenizer(
-    preset: str, student: RunConfig, vocabulary: Vocabulary
-) -> None:
-    """Raise `ConfigError` for settings of a tokenizer that is not learned."""
-    if vocabulary == "teacher" and student.tokenizer != preset_named(preset).tokenizer:
+    student = change(replace(config, batching=batching))
+    if student.tokenizer != config.tokenizer:
         raise ConfigError(
             "Settings of `tokenizer` have no effect, as the student has the teachers' "
             'vocabulary; leave them out, or give "new" as `vocabulary`.'
         )
-
-
-def _student_settings(plan: DistillationPlan, hardware: Hardware) -> dict[str, Any]:
-    """Return everything that the student depends on besides the pairs."""
-    dev = None
-    if plan.dev_source:
-        dev = read_through(plan.dev_source, plan.dev_target).digest
-    return {
-        "vocabulary": plan.vocabulary,
-        "dev": dev,
-        "precision": hardware.precision,
-        **flat_settings(plan.student),
-    }
+    return student
 
 
 def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
@@ -734,26 +697,22 @@ def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
     A student of other languages than before has other files of pairs.
     """
     old = _recorded_pairs(out)
+    files: Iterable[Path]
     match step:
         case "translation":
-            (out / TRANSLATIONS).unlink(missing_ok=True)
+            files = (out / TRANSLATIONS,)
         case "pairs":
-            for path in {out / PAIRS, *pairs, *old}:
-                path.unlink(missing_ok=True)
-        case "student":
-            _require_untrained(out / STUDENT)
+            files = {out / PAIRS, *pairs, *old}
+        case _:  # the student
+            if is_run(out / STUDENT):
+                with RunFolder(out / STUDENT).locked():
+                    pass  # no other command is training it
             for name in (STUDENT, REPORT_FOLDER):
                 if (out / name).exists():
                     remove_folder(out / name)
-            for path in () if old == pairs else old:
-                path.unlink(missing_ok=True)
-
-
-def _require_untrained(student: Path) -> None:
-    """Raise `ConfigError` if another command is training the student."""
-    if is_run(student):
-        with RunFolder(student).locked():
-            pass
+            files = () if old == pairs else old
+    for path in files:
+        path.unlink(missing_ok=True)
 
 
 def _pair_paths(out: Path, languages: LanguagesConfig) -> tuple[Path, Path]:
@@ -766,13 +725,10 @@ def _pair_paths(out: Path, languages: LanguagesConfig) -> tuple[Path, Path]:
 
 def _recorded_pairs(out: Path) -> tuple[Path, ...]:
     """Return the files of the pairs by the recorded settings; none without a record."""
-    if not (out / SETTINGS).is_file():
+    student = recorded_settings(out).get("student")
+    if not isinstance(student, dict):
         return ()
-    student = read_json(out / SETTINGS).get("student")
-    known = student if isinstance(student, dict) else {}
-    tags = {side: known.get(f"languages.{side}") for side in ("source", "target")}
-    if any(not isinstance(tag, str | None) for tag in tags.values()):
-        return ()
+    tags = {side: student.get(f"languages.{side}") for side in ("source", "target")}
     try:
         return _pair_paths(out, LanguagesConfig(**tags))
     except ConfigError:  # no languages
