@@ -6,16 +6,15 @@ warning.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from transduce.architectures.config import (
     ArchitectureConfig,
     ConvolutionalConfig,
-    ExpertsConfig,
-    MixtureRecurrentConfig,
-    MixtureTransformerConfig,
     RecurrentConfig,
     architecture_of,
+    num_positions,
 )
 from transduce.data.augmentation import require_suitable
 from transduce.data.batches import BatchingConfig
@@ -24,8 +23,8 @@ from transduce.data.treebank import AugmentationConfig, TreebankFiles
 from transduce.errors import ConfigError, counted
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.experiments.run_corpus import RunFiles
-from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
+from transduce.settings import flattened
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.config import TrainingConfig
@@ -43,6 +42,15 @@ SETTINGS_OF_SCHEDULES = {
     "least_rate": "plateau",
 }
 """Settings that only one schedule has, and that schedule."""
+UNREAD_SETTINGS = (
+    ("forget_bias", "cell", "gru"),
+    ("initial_range", "initial_weights", "orthogonal"),
+    ("readout_width", "readout", "state"),
+    ("attention_width", "attention", "general"),
+    ("experts.load_weight", "experts.gating", "batchwise"),
+)
+"""Settings of models without effect if another one has a value, whatever the
+architecture."""
 
 
 def refuse_contradictions(
@@ -101,7 +109,8 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
     yield from _contradictions_of_plateau(training)
     yield from _contradictions_of_optimizer(training)
     yield from _contradictions_of_reward(training)
-    yield from _contradictions_of_lengths(config)
+    yield from _contradictions_of_positions(config.model, config.batching.max_length)
+    yield from _contradictions_of_checkpoints(training)
     yield from _contradictions_of_search(config.search)
     yield from _contradictions_of_architecture(config, is_parser)
 
@@ -242,39 +251,31 @@ def _contradictions_of_reward(training: TrainingConfig) -> Iterator[str]:
         )
 
 
-def _contradictions_of_lengths(config: RunConfig) -> Iterator[str]:
-    if isinstance(
-        config.model, ModelConfig | MixtureTransformerConfig | ConvolutionalConfig
-    ):
-        yield from _contradictions_of_positions(
-            config.model, config.batching.max_length
+def _contradictions_of_positions(
+    model: ArchitectureConfig, longest: int
+) -> Iterator[str]:
+    learned = num_positions(model)
+    unread = _changed_settings(model).get("max_positions")
+    if learned is not None and learned < longest:
+        yield (
+            "`model.max_positions` must be at least `batching.max_length`, "
+            f"{longest:,}, as all later positions would share one embedding, but is "
+            f"{learned:,}; raise the first, or lower the second."
         )
-    training = config.training
+    if learned is None and unread is not None:
+        yield (
+            f"`model.max_positions` is {unread:,}, but sinusoidal positions have no "
+            'limit; leave it out, or set `model.positions` to "learned".'
+        )
+
+
+def _contradictions_of_checkpoints(training: TrainingConfig) -> Iterator[str]:
     steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
     if steps is not None and minutes != DEFAULTS.training.checkpoint_minutes:
         yield (
             f"`training.checkpoint_minutes` is {minutes:g}, but "
             f"`training.checkpoint_steps` is {steps:,}; set the steps to none, or "
             "leave the minutes out."
-        )
-
-
-def _contradictions_of_positions(
-    model: ModelConfig | MixtureTransformerConfig | ConvolutionalConfig, longest: int
-) -> Iterator[str]:
-    default = ModelConfig().max_positions
-    positions = "learned" if isinstance(model, ConvolutionalConfig) else model.positions
-    if positions == "learned" and model.max_positions < longest:
-        yield (
-            "`model.max_positions` must be at least `batching.max_length`, "
-            f"{longest:,}, as all later positions would share one embedding, but is "
-            f"{model.max_positions:,}; raise the first, or lower the second."
-        )
-    if positions == "sinusoidal" and model.max_positions != default:
-        yield (
-            f"`model.max_positions` is {model.max_positions:,}, but sinusoidal "
-            "positions have no limit; leave it out, or set `model.positions` to "
-            '"learned".'
         )
 
 
@@ -339,8 +340,7 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     yield from _batching_without_effect(config.batching)
     yield from _augmentation_without_effect(config.treebank.augmentation)
     yield from _text_augmentation_without_effect(config.augmentation)
-    model = config.model
-    near = model.neighbourhood if isinstance(model, ModelConfig) else None
+    near = getattr(config.model, "neighbourhood", None)
     if near is not None and near >= config.batching.max_length:
         yield (
             f"`model.neighbourhood` is {near:,}, which has no effect on sentences of "
@@ -396,34 +396,22 @@ def _consistency_without_effect(config: RunConfig) -> Iterator[str]:
 
 def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterator[str]:
     has_own_target = is_parser or model.target_vocab_size is not None
-    if isinstance(model, RecurrentConfig | MixtureRecurrentConfig) and (
-        model.shared_embedding and has_own_target
-    ):
+    if has_own_target and getattr(model, "shared_embedding", False):
         yield (
             "`model.shared_embedding` has no effect, as the target has a vocabulary of "
             "its own."
         )
-    experts = getattr(model, "experts", None)
-    if (
-        isinstance(experts, ExpertsConfig)
-        and experts.gating == "batchwise"
-        and _changed(experts, ExpertsConfig(), among=("load_weight",))
-    ):
-        yield (
-            "`model.experts.load_weight` has no effect, as `model.experts.gating` is "
-            '"batchwise".'
-        )
-    if not isinstance(model, RecurrentConfig):
-        return
-    for name, other, value in (
-        ("forget_bias", "cell", "gru"),
-        ("initial_range", "initial_weights", "orthogonal"),
-        ("readout_width", "readout", "state"),
-        ("attention_width", "attention", "general"),
-    ):
-        is_unread = getattr(model, other) == value
-        if is_unread and _changed(model, RecurrentConfig(), among=(name,)):
+    settings, changed = flattened(asdict(model)), _changed_settings(model)
+    for name, other, value in UNREAD_SETTINGS:
+        if name in changed and settings.get(other) == value:
             yield f'`model.{name}` has no effect, as `model.{other}` is "{value}".'
+
+
+def _changed_settings(model: ArchitectureConfig) -> dict[str, Any]:
+    """Settings of a model that differ from the defaults of its architecture."""
+    defaults = flattened(asdict(type(model)()))
+    settings = flattened(asdict(model))
+    return {name: value for name, value in settings.items() if value != defaults[name]}
 
 
 def _warnings_of_reward(training: TrainingConfig) -> Iterator[str]:
