@@ -236,71 +236,16 @@ Evaluate = Callable[[Translator, SearchConfig], Quality]
 """Translates or parses the dev sources, and scores the result."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DevCorpus:
     """Encoded dev corpus, and the evaluation of its translations or parses."""
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        evaluate: Evaluate,
-        device: torch.device,
-        name: str,
-        *,
-        is_main: bool,
-    ) -> None:
-        self.name = name
-        self.is_main = is_main
-        self._batcher = batcher
-        self._evaluate = evaluate
-        self._device = device
-
-    @classmethod
-    def open_all(
-        cls, folder: RunFolder, config: RunConfig, device: torch.device
-    ) -> list["DevCorpus"]:
-        """Open the dev sets of a run, that which chooses the best checkpoint first."""
-        paths = folder.dev_corpora
-        if not paths:
-            return []
-        tags = load_tokenizer(folder.path / TOKENIZER_FILE).language_tags
-        languages = dev_languages(config, folder.files(), has_tags=bool(tags))
-        return [
-            cls._open(name, path, folder, config, device, language, is_main=number == 0)
-            for number, ((name, path), language) in enumerate(
-                zip(paths.items(), languages, strict=True)
-            )
-        ]
-
-    @classmethod
-    def _open(
-        cls,
-        name: str,
-        path: Path,
-        folder: RunFolder,
-        config: RunConfig,
-        device: torch.device,
-        language: str | None,
-        *,
-        is_main: bool,
-    ) -> "DevCorpus":
-        """Open one dev set; `DataError` if its files are damaged."""
-        dataset = open_dataset(path)
-        model = config.model
-        target_size = model.target_vocab_size or model.vocab_size
-        require_ids_below(dataset, path, model.vocab_size, target_size)
-        batcher = Batcher(dataset, config.batching, seed=0)
-        trees = folder.dev_trees
-        if trees is None and folder.symbols() is not None:
-            raise DataError(
-                f"{path}: must hold the dev trees, by which a parser is scored, but "
-                "lacks them; restore the folder."
-            )
-        evaluate = (
-            _translation_evaluation(path, config, language)
-            if trees is None
-            else _parsing_evaluation(trees)
-        )
-        return cls(batcher, evaluate, device, name, is_main=is_main)
+    name: str
+    is_main: bool
+    """Whether the dev set chooses the best checkpoint."""
+    batcher: Batcher
+    evaluate: Evaluate
+    device: torch.device
 
     def score(
         self, checkpoint: Checkpoint, trainer: Trainer, search: SearchConfig
@@ -309,15 +254,52 @@ class DevCorpus:
 
         Both must have the same weights.
         """
-        validation = trainer.validate(self._batcher)
+        validation = trainer.validate(self.batcher)
         return DevScore(
             step=checkpoint.step,
             loss=validation.loss,
             perplexity=validation.perplexity,
-            quality=self._evaluate(Translator(checkpoint, self._device), search),
+            quality=self.evaluate(Translator(checkpoint, self.device), search),
             name=self.name,
             is_main=self.is_main,
         )
+
+
+def open_dev_corpora(
+    folder: RunFolder, config: RunConfig, device: torch.device
+) -> list[DevCorpus]:
+    """Open the dev sets of a run, that which chooses the best checkpoint first.
+
+    Raises `DataError` if a file is damaged.
+    """
+    paths = folder.dev_corpora
+    if not paths:
+        return []
+    tags = load_tokenizer(folder.path / TOKENIZER_FILE).language_tags
+    languages = dev_languages(config, folder.files(), has_tags=bool(tags))
+    model, trees = config.model, folder.dev_trees
+    dev_sets: list[DevCorpus] = []
+    for (name, path), language in zip(paths.items(), languages, strict=True):
+        dataset = open_dataset(path)
+        target_size = model.target_vocab_size or model.vocab_size
+        require_ids_below(dataset, path, model.vocab_size, target_size)
+        if trees is None and folder.symbols() is not None:
+            raise DataError(
+                f"{path}: must hold the dev trees, by which a parser is scored, but "
+                "lacks them; restore the folder."
+            )
+        dev_sets.append(
+            DevCorpus(
+                name=name,
+                is_main=not dev_sets,
+                batcher=Batcher(dataset, config.batching, seed=0),
+                evaluate=_translation_evaluation(path, config, language)
+                if trees is None
+                else _parsing_evaluation(trees),
+                device=device,
+            )
+        )
+    return dev_sets
 
 
 def _dev_text(folder: Path) -> tuple[list[str], list[str]]:
@@ -407,7 +389,7 @@ class DevScoring:
         self._folder = folder
         self._training = config.training
         self._search = config.search
-        self.dev_sets = DevCorpus.open_all(folder, config, device)
+        self.dev_sets = open_dev_corpora(folder, config, device)
         """Dev sets, that which chooses the best checkpoint first."""
         if not self.dev_sets and self._entries():
             raise DataError(
