@@ -4,7 +4,7 @@ The corpus goes through the tokenizer, the filter and the batcher of training;
 `corpus_survey` counts its lines and pairs. The report is plain numbers and strings.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import islice
@@ -58,7 +58,7 @@ from transduce.experiments.presets import (
 )
 from transduce.experiments.run_corpus import languages_of_dev_sets, require_scoring
 from transduce.model.config import ModelConfig
-from transduce.text.corpus import MAX_LINE_BYTES, SentencePair
+from transduce.text.corpus import MAX_LINE_BYTES
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
     Tokenizer,
@@ -81,15 +81,6 @@ REMEDIES = {
     "control character": f"remove it, or {DROP}",
 }
 """Remedy for each kind of suspicious character, worst first."""
-REMEDIES_OF_PAIRS = {
-    "with an empty side": f"check that the files belong together, or {DROP}",
-    "too long": "split them or raise `batching.max_length`",
-    "with the same text on both sides": DROP,
-    "of very different length": f"check the alignment, or {DROP}",
-    "that repeat an earlier one": "keep one of each by `transduce clean`",
-}
-"""Remedy for each kind of unusual pair."""
-
 NOTEWORTHY = 0.01
 """Share of unusual pairs above which a warning is given: every corpus has a few."""
 CHARACTERS_PER_TOKEN, SYMBOLS_PER_WORD = 5, 3
@@ -129,7 +120,10 @@ class EpochReport:
 
     @property
     def proposal(self) -> str:
-        """Name of the fitting preset, and the setting that makes it fit."""
+        """Name of the fitting preset, and the setting that makes it fit; "" without
+        one."""
+        if self.fitting_preset is None:
+            return ""
         steps = self.fitting_steps
         fewer = "" if steps is None else f" with `training.steps` set to {steps}"
         return f"the preset {self.fitting_preset}{fewer}"
@@ -222,11 +216,14 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     at all.
     """
     max_length = config.batching.max_length
-    sizes = [_size(valid_pairs(*sides)) for sides in files.sides]
+    sizes = [
+        np.fromiter(map(num_characters, valid_pairs(*sides)), np.int64)
+        for sides in files.sides
+    ]
     pairs = interleaved(
-        [valid_pairs(*sides) for sides in files.sides], [each.pairs for each in sizes]
+        [valid_pairs(*sides) for sides in files.sides], [len(each) for each in sizes]
     )
-    texts = learning_texts(pairs, sum(each.characters for each in sizes))
+    texts = learning_texts(pairs, sum(int(each.sum()) for each in sizes))
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
     default = config.languages.target if language_tags(files.tags) else None
     encoders = [
@@ -278,20 +275,6 @@ def _missing_package(files: CorpusFiles, config: RunConfig) -> str | None:
     except DataError:
         return None  # lines that are no text are reported elsewhere
     return None
-
-
-class _Size(NamedTuple):
-    """Size of a corpus."""
-
-    pairs: int
-    characters: int
-
-
-def _size(pairs: Iterable[SentencePair]) -> _Size:
-    number = characters = 0
-    for pair in pairs:
-        number, characters = number + 1, characters + num_characters(pair)
-    return _Size(number, characters)
 
 
 def _pairs_kept(files: CorpusFiles, kept: Survey) -> dict[str, int]:
@@ -433,8 +416,7 @@ def require_fitting(report: CorpusReport, task: Task) -> None:
 
 def fitting_proposal(report: CorpusReport) -> str:
     """Return the name of a fitting preset; "" if the settings fit."""
-    epoch = report.epoch
-    return "" if epoch is None or epoch.fitting_preset is None else epoch.proposal
+    return "" if report.epoch is None else report.epoch.proposal
 
 
 def without_preset(report: CorpusReport) -> CorpusReport:
@@ -446,10 +428,7 @@ def without_preset(report: CorpusReport) -> CorpusReport:
 
 def advise_on_treebank(report: CorpusReport | TreebankReport) -> tuple[Advice, ...]:
     """Advice about treebanks, in which repeated trees are no fault."""
-    return (
-        *(_overlap_advice(report.overlap, "parsing") if report.overlap else ()),
-        *(_training_advice(report, report.epoch) if report.epoch else ()),
-    )
+    return (*_overlap_advice(report.overlap, "parsing"), *_training_advice(report))
 
 
 def advise(report: CorpusReport) -> tuple[Advice, ...]:
@@ -458,14 +437,14 @@ def advise(report: CorpusReport) -> tuple[Advice, ...]:
     named = [(name, split) for name, split in splits.items() if split is not None]
     return (
         *(advice for name, split in named for advice in _refusals(name, split)),
-        *(_useless_advice(name) for name in report.useless_corpora),
-        *([_package_advice(report.missing_package)] if report.missing_package else ()),
-        *(_overlap_advice(report.overlap, "translation") if report.overlap else ()),
+        *_refusals_of_mixture(report.useless_corpora),
+        *_package_advice(report.missing_package),
+        *_overlap_advice(report.overlap, "translation"),
         *(advice for name, split in named for advice in _text_advice(name, split)),
         *_word_advice("source", report.training.source),
         *_word_advice("target", report.training.target),
         *_pair_advice(report.training.pairs),
-        *(_training_advice(report, report.epoch) if report.epoch else ()),
+        *_training_advice(report),
     )
 
 
@@ -607,22 +586,24 @@ def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:
         )
 
 
-def _useless_advice(corpus: str) -> Advice:
-    return Advice(
-        problem=f"usable pairs of the corpus {corpus}: 0",
-        remedy="give files with text on both sides, or leave the corpus out",
-        is_refusal=True,
-    )
+def _refusals_of_mixture(useless_corpora: Sequence[str]) -> Iterator[Advice]:
+    for corpus in useless_corpora:
+        yield Advice(
+            problem=f"usable pairs of the corpus {corpus}: 0",
+            remedy="give files with text on both sides, or leave the corpus out",
+            is_refusal=True,
+        )
 
 
-def _package_advice(message: str) -> Advice:
-    """Return the message of a missing package, `PROBLEM; REMEDY.`, as advice."""
-    problem, _, remedy = message.removesuffix(".").partition("; ")
-    return Advice(problem=problem, remedy=remedy, is_refusal=True)
+def _package_advice(message: str | None) -> Iterator[Advice]:
+    """Yield the message of a missing package, `PROBLEM; REMEDY.`, as advice."""
+    if message is not None:
+        problem, _, remedy = message.removesuffix(".").partition("; ")
+        yield Advice(problem=problem, remedy=remedy, is_refusal=True)
 
 
-def _overlap_advice(overlap: Overlap, task: Task) -> Iterator[Advice]:
-    if not overlap.sources.count:
+def _overlap_advice(overlap: Overlap | None, task: Task) -> Iterator[Advice]:
+    if overlap is None or not overlap.sources.count:
         return
     if task == "parsing":
         kind, target = "sentences", "tree"
@@ -682,30 +663,39 @@ def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
 
 
 def _pair_advice(pairs: PairReport) -> Iterator[Advice]:
-    findings = {
-        "with an empty side": (
-            pairs.empty_source,
-            pairs.empty_target,
-            pairs.empty_both,
+    is_empty = pairs.empty_source, pairs.empty_target, pairs.empty_both
+    for kind, number, remedy in (
+        (
+            "with an empty side",
+            sum(finding.count for finding in is_empty),
+            f"check that the files belong together, or {DROP}",
         ),
-        "too long": (pairs.overlong,),
-        "with the same text on both sides": (pairs.identical,),
-        "of very different length": (pairs.lopsided,),
-        "that repeat an earlier one": (pairs.repeated,),
-    }
-    for kind, found in findings.items():
-        number = sum(finding.count for finding in found)
+        (
+            "too long",
+            pairs.overlong.count,
+            "split them or raise `batching.max_length`",
+        ),
+        ("with the same text on both sides", pairs.identical.count, DROP),
+        (
+            "of very different length",
+            pairs.lopsided.count,
+            f"check the alignment, or {DROP}",
+        ),
+        (
+            "that repeat an earlier one",
+            pairs.repeated.count,
+            "keep one of each by `transduce clean`",
+        ),
+    ):
         if number and number >= NOTEWORTHY * pairs.total:
-            share = number / pairs.total
-            yield Advice(
-                problem=f"pairs {kind}: {number:,} ({percent(share, 1)})",
-                remedy=REMEDIES_OF_PAIRS[kind],
-            )
+            share = percent(number / pairs.total, 1)
+            yield Advice(problem=f"pairs {kind}: {number:,} ({share})", remedy=remedy)
 
 
-def _training_advice(
-    report: CorpusReport | TreebankReport, epoch: EpochReport
-) -> Iterator[Advice]:
+def _training_advice(report: CorpusReport | TreebankReport) -> Iterator[Advice]:
+    epoch = report.epoch
+    if epoch is None:
+        return
     if epoch.epochs < 1 and not epoch.is_weighted:
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} read only {percent(epoch.epochs)} "
@@ -713,8 +703,7 @@ def _training_advice(
             remedy=f"set `training.steps` to {epoch.updates} to read all of it once",
         )
     if epoch.steps > epoch.fewer_steps:
-        is_other = epoch.fitting_preset is not None
-        other = f"choose {epoch.proposal}, which fits it, or " if is_other else ""
+        other = f"choose {epoch.proposal}, which fits it, or " if epoch.proposal else ""
         yield Advice(
             problem=f"{counted(epoch.steps, 'step')} make {epoch.epochs:,.0f} epochs "
             "of the corpus",

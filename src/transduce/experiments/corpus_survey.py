@@ -8,7 +8,7 @@ digests are kept, in 33 bytes. `corpus_check` has the advice about faults.
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count, pairwise, tee, zip_longest
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -20,6 +20,7 @@ from transduce.data.cleaning_rules import code_points, text_fault
 from transduce.data.corpus_files import (
     MARKS,
     CorpusStatistics,
+    TextFigures,
     pair_digests,
     text_digest,
 )
@@ -32,7 +33,6 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
-from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import WordTokenizer
 from transduce.text.vocabulary import EOS, NUM_RESERVED
 
@@ -204,18 +204,19 @@ class Tally:
         return Occurrences(count=self._count, examples=tuple(self._examples))
 
 
+@dataclass(slots=True, kw_only=True)
 class SideCounts:
     """Counts of one side while its lines are read."""
 
-    def __init__(self) -> None:
-        self.num_lines = 0
-        self.num_words = 0
-        self.num_characters = 0
-        self.num_unspaced_letters = 0
-        self.num_byte_tokens = 0
-        self.invalid = Tally()
-        self.marks = {kind: Tally() for kind in MARKS}
-        self.cut = Tally()
+    num_lines: int = 0
+    figures: TextFigures = field(default_factory=TextFigures)
+    """Words and characters of the valid pairs."""
+    num_byte_tokens: int = 0
+    invalid: Tally = field(default_factory=Tally)
+    marks: dict[str, Tally] = field(
+        default_factory=lambda: {kind: Tally() for kind in MARKS}
+    )
+    cut: Tally = field(default_factory=Tally)
 
     def read(self, line: Line | None) -> str | None:
         """Count a line and return its text, or None if training would refuse it."""
@@ -230,10 +231,7 @@ class SideCounts:
 
     def count(self, text: str, line: Line) -> None:
         """Count the words and characters of a line of a valid pair."""
-        self.num_words += len(text.split())
-        self.num_characters += len(text)
-        if not text.isascii():
-            self.num_unspaced_letters += sum(map(len, UNSPACED_RUN.findall(text)))
+        self.figures.add(text)
         for kind, pattern in MARKS.items():
             if match := pattern.search(text):
                 self.marks[kind].add(f"{line.place} ({code_points(match[0])})")
@@ -272,15 +270,16 @@ class CorpusReader:
                 f"{len(sources)} and {len(targets)}."
             )
         for source, target in zip(sources, targets, strict=True):
-            before = (self.source.num_lines, self.target.num_lines, self._position)
+            first = self._position
+            lines = self.source.num_lines, self.target.num_lines
             yield from self._pairs_of(source, target)
             self.files.append(
                 AlignedFiles(
                     source=source,
                     target=target,
-                    source_lines=self.source.num_lines - before[0],
-                    target_lines=self.target.num_lines - before[1],
-                    position=before[2],
+                    source_lines=self.source.num_lines - lines[0],
+                    target_lines=self.target.num_lines - lines[1],
+                    position=first,
                 )
             )
 
@@ -340,12 +339,12 @@ class Survey:
         return SideReport(
             files=tuple(getattr(file, side) for file in self.files),
             lines=counts.num_lines,
-            words=counts.num_words,
-            characters=counts.num_characters,
-            unspaced_letters=counts.num_unspaced_letters,
+            words=counts.figures.words,
+            characters=counts.figures.characters,
+            unspaced_letters=counts.figures.unspaced_letters,
             tokens=int(lengths.sum()),
             byte_tokens=counts.num_byte_tokens,
-            tokens_per_word=float(lengths.sum() / max(counts.num_words, 1)),
+            tokens_per_word=float(lengths.sum() / max(counts.figures.words, 1)),
             mean_length=float(filled.mean()),
             median_length=float(np.median(filled)),
             percentile_95_length=_percentile(filled, 95),
@@ -523,18 +522,14 @@ def survey_prepared(
         target_lines=counts.total,
         position=0,
     )
-    sides: dict[Side, EncodedSide] = {
-        "source": dataset.source,
-        "target": dataset.target,
+    side_counts = {
+        side: SideCounts(
+            num_lines=counts.total,
+            figures=statistics.figures[side],
+            num_byte_tokens=_num_byte_ids(encoded) if has_bytes else 0,
+        )
+        for side, encoded in (("source", dataset.source), ("target", dataset.target))
     }
-    side_counts = {side: SideCounts() for side in sides}
-    for side, counted in side_counts.items():
-        figures = statistics.figures[side]
-        counted.num_lines = counts.total
-        counted.num_words = figures.words
-        counted.num_characters = figures.characters
-        counted.num_unspaced_letters = figures.unspaced_letters
-        counted.num_byte_tokens = _num_byte_ids(sides[side]) if has_bytes else 0
     # The side of a mark is not recorded, and no report needs it.
     side_counts["source"].marks = {
         kind: Tally(number) for kind, number in statistics.marks.items()

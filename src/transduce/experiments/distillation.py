@@ -60,7 +60,6 @@ from transduce.experiments.synthetic_text import (
     Generation,
     InputFigures,
     InputText,
-    counting,
     generation_settings,
     locked_folder,
     record_settings,
@@ -504,9 +503,14 @@ class _Steps:
         text = InputText(paths=files.source, references=files.target)
         is_whole = files.source == self._plan.source
         figures = self._figures if is_whole else text.figures()
-        count = counting(observer.translated, figures.different)
-        translations = self._out / TRANSLATIONS
-        translate_text(text, translations, self._translator, self._generation, count)
+        translate_text(
+            text,
+            self._out / TRANSLATIONS,
+            self._translator,
+            self._generation,
+            figures.different,
+            observer.translated,
+        )
 
     def _select(
         self, files: CorpusFiles, observer: DistillationObserver

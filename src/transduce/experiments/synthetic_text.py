@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b, sha256
-from itertools import islice
+from itertools import count, islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -331,16 +331,18 @@ def translate_text(
     path: Path,
     translator: Translator,
     generation: Generation,
-    on_line: Callable[[int], object],
+    total: int,
+    on_progress: Callable[[int, int], object],
 ) -> None:
     """Append the translations of all lines that are missing in a file.
 
-    `on_line` is called with the number of lines before the first translation, and then
-    with 1 for each translated line.
+    `on_progress` is called with the number of lines that the file has, before the first
+    translation and after each, and with `total`, the number of lines of the text.
     """
     together = interdependent_lines(translator, with_scores=True)
     done = keep_whole_lines(path, together)
-    on_line(done)
+    on_progress(done, total)
+    numbers = count(done + 1)
     waiting: deque[tuple[InputLine, list[int]]] = deque()
     longest = longest_source(translator)
     rules = OutputRules(
@@ -357,7 +359,7 @@ def translate_text(
             waiting.append((line, source))
             yield line.text if len(source) <= longest else ""
 
-    pace = Pace(first_line=done, on_line=lambda: on_line(1))
+    pace = Pace(first_line=done, on_line=lambda: on_progress(next(numbers), total))
     decoding = generation.decoding
     translations = (
         translator.translate_stream(sources(), decoding, pace=pace)
@@ -446,25 +448,15 @@ def write_kept(
             counts[reason] += 1
             if reason == "kept":
                 input_file.write(line.input + "\n")
-                output_file.write(_one_line(line.output) + "\n")
-        _require_kept(translations, counts)
+                # A model could generate line ends.
+                output_file.write(line.output.replace("\n", " ") + "\n")
+        if counts["kept"] == 0:
+            reasons = [f"{number:,} {why}" for why, number in counts.items() if number]
+            raise DataError(
+                f"{translations}: at least one translation must be left to learn from, "
+                f"but all are useless ({', '.join(reasons)}); use another model."
+            )
     return counts
-
-
-def _require_kept(translations: Path, counts: Mapping[str, int]) -> None:
-    if counts["kept"] == 0:
-        reasons = [
-            f"{number:,} {reason}" for reason, number in counts.items() if number
-        ]
-        raise DataError(
-            f"{translations}: at least one translation must be left to learn from, but "
-            f"all are useless ({', '.join(reasons)}); use another model."
-        )
-
-
-def _one_line(text: str) -> str:
-    """Replace line ends, which a model could generate."""
-    return " ".join(text.split("\n"))
 
 
 @contextmanager
@@ -685,13 +677,9 @@ def back_translate(
         raise ConfigError(
             "Either `sampling` or `search` must be given, but both are; leave one out."
         )
-    translator = load(
-        *models,
-        device=device,
-        precision=precision,
-        num_processes=num_processes,
-    )
-    try:
+    with load(
+        *models, device=device, precision=precision, num_processes=num_processes
+    ) as translator:
         require_translation(translator)
         own = {"tag": translator.language_tag} if translator.language_tag else {}
         if target_language is not None:
@@ -710,8 +698,6 @@ def back_translate(
             overwrite=overwrite,
             on_progress=on_progress or (lambda done, total: None),
         )
-    finally:
-        translator.close()
 
 
 def _back_translate(
@@ -752,9 +738,9 @@ def _back_translate(
 
     with locked_folder(folder, settings):
         record_settings(folder, settings, discard, overwrite=overwrite)
-        count = counting(on_progress, figures.different)
-        translate_text(text, folder / TRANSLATIONS, translator, generation, count)
-        pairs = write_kept(folder / TRANSLATIONS, target, source, drop_worst)
+        translations, total = folder / TRANSLATIONS, figures.different
+        translate_text(text, translations, translator, generation, total, on_progress)
+        pairs = write_kept(translations, target, source, drop_worst)
         result = BackTranslation(
             source=source, target=target, figures=figures, pairs=pairs
         )
@@ -787,23 +773,6 @@ def _reported_pairs(folder: Path) -> list[Path]:
         and name.startswith(f"{BACK_TRANSLATED}.")
         and name == Path(name).name
     ]
-
-
-def counting(
-    on_progress: Callable[[int, int], object], total: int
-) -> Callable[[int], None]:
-    """Return a function that adds to the number of lines that are done.
-
-    It calls `on_progress` with this number and the total.
-    """
-    done = 0
-
-    def count(number: int) -> None:
-        nonlocal done
-        done += number
-        on_progress(done, total)
-
-    return count
 
 
 def generation_settings(
