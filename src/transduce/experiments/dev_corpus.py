@@ -190,15 +190,14 @@ class DevHistory:
         return is_lower and self.beats_by_score(one, other)
 
     def beats_by_score(self, one: Entry, other: Entry) -> bool:
-        """Whether the first entry has a better score, whatever its loss."""
-        return self.beats(one, other) and not self._are_tied(one, other)
+        """Whether the first entry has a better score, whatever its loss.
 
-    def _are_tied(self, one: Entry, other: Entry) -> bool:
-        """Whether only the loss distinguishes the two, though it is not `best_by`."""
+        The loss is the score if it is `best_by`.
+        """
         metric = self._metric([*self.entries, one, other])
-        if metric == "loss":
-            return self.best_by == "auto"
-        return _rank(one, metric)[0] == _rank(other, metric)[0]
+        if metric == "loss" and self.best_by == "auto":
+            return False  # no score is meaningful yet
+        return _rank(one, metric)[0] > _rank(other, metric)[0]
 
     def _metric(self, entries: Sequence[Entry]) -> str:
         """Name of the metric that ranks these entries."""

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -148,7 +148,8 @@ def measure_models(
     with TemporaryDirectory() as folder:
         systems, notes = _with_quantized((teacher, student), Path(folder))
         scored = _scored(systems, texts, on_step, device)
-        timed = list(islice(_filled(texts[0].source if texts else source), NUM_TIMED))
+        lines = read_text([texts[0].source if texts else source])
+        timed = list(islice(filter(str.strip, lines), NUM_TIMED))
         on_step(f"measuring speed with {counted(len(timed), 'sentence')}")
         language = open_model(systems[-1].folders[0]).source_language
         number, unit = _size_in_units(timed, language)
@@ -247,10 +248,6 @@ def _with_quantized(
         else:
             found.append(small)
     return found, tuple(notes)
-
-
-def _filled(path: Path) -> Iterator[str]:
-    return (line for line in read_text([path]) if line.strip())
 
 
 def _score(

@@ -88,7 +88,8 @@ def run_quickstart(
     older quickstart, whose run stays until the new one begins to train.
     """
     require_new_quickstart(out, overwrite=overwrite)
-    files = write_corpus(out / "corpus", pair, overwrite=overwrite)
+    write_corpus(out / "corpus", pair, overwrite=overwrite)
+    files = corpus_files(out / "corpus", pair)
     consent = Consent(overwrites=overwrite)
     preset = PRESETS["quickstart"]
     train(files, preset, out / "run", hardware, observer, consent=consent)
@@ -140,7 +141,7 @@ def run_parsing_quickstart(
     )
 
 
-def write_corpus(folder: Path, pair: Pair, *, overwrite: bool = False) -> CorpusFiles:
+def write_corpus(folder: Path, pair: Pair, *, overwrite: bool = False) -> None:
     """Write training, dev and test sentences of a language pair into a new folder."""
     grammar = Grammar.built_in(pair)
     source, target = (f".{language}" for language in pair.split("-"))
@@ -156,6 +157,11 @@ def write_corpus(folder: Path, pair: Pair, *, overwrite: bool = False) -> Corpus
             written = list(sentences)
             write_lines(new / (name + source), (s.source for s in written))
             write_lines(new / (name + target), (s.target for s in written))
+
+
+def corpus_files(folder: Path, pair: Pair) -> CorpusFiles:
+    """Return the files of training and dev text that `write_corpus` writes."""
+    source, target = (f".{language}" for language in pair.split("-"))
     return CorpusFiles(
         source=(folder / f"train{source}",),
         target=(folder / f"train{target}",),

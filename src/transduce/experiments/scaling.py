@@ -20,12 +20,13 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.device import torch_defaults
 from transduce.errors import counted
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.quickstart import write_corpus
+from transduce.experiments.quickstart import corpus_files, write_corpus
 from transduce.experiments.run_folder import settings_of
 from transduce.experiments.run_processes import (
     PresetRun,
     command_line,
     experiment_record,
+    failed_runs,
     read_record,
     require_same_experiment,
     require_same_settings,
@@ -35,7 +36,7 @@ from transduce.experiments.run_processes import (
 )
 from transduce.machine import Precision
 from transduce.model.attention import MultiHeadAttention
-from transduce.model.config import ModelConfig, Scores
+from transduce.model.config import Scores
 from transduce.report.chart import Chart, Series, draw
 from transduce.report.report import Part, Picture, Report, Section, Table, columns
 
@@ -119,7 +120,7 @@ def base_config(steps: int) -> RunConfig:
     base = PRESETS[PRESET]
     return replace(
         base,
-        model=replace(_transformer(base), num_layers=1),
+        model=replace(base.model, num_layers=1),
         batching=replace(base.batching, source_tokens=1_024, target_tokens=1_024),
         training=replace(
             base.training,
@@ -133,11 +134,6 @@ def base_config(steps: int) -> RunConfig:
     )
 
 
-def _transformer(config: RunConfig) -> ModelConfig:
-    assert isinstance(config.model, ModelConfig)  # as the preset has it
-    return config.model
-
-
 def varied(base: RunConfig, kind: Scores, d_k: int, heads: int) -> RunConfig:
     """Return the settings with one kind of score and one d_k.
 
@@ -147,7 +143,7 @@ def varied(base: RunConfig, kind: Scores, d_k: int, heads: int) -> RunConfig:
     """
     d_model = heads * d_k
     model = replace(
-        _transformer(base),
+        base.model,
         scores=kind,
         num_heads=heads,
         d_k=d_k,
@@ -229,25 +225,18 @@ class ScalingExperiment:
 def built_in_corpus(folder: Path) -> CorpusFiles:
     """Return the built-in English-German corpus in a folder, written if necessary."""
     if not folder.exists():
-        return write_corpus(folder, "en-de")
-    return CorpusFiles(
-        source=(folder / "train.en",),
-        target=(folder / "train.de",),
-        dev_source=(folder / "dev.en",),
-        dev_target=(folder / "dev.de",),
-    )
+        write_corpus(folder, "en-de")
+    return corpus_files(folder, "en-de")
 
 
 def _require_same(
     path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
 ) -> None:
     require_same_experiment(path, recorded, requested, "settings")
-    folder, what = path.parent, "the experiment"
     # Settings that an older version did not have were at their defaults.
-    known = settings(RunConfig()) | recorded["settings"]
-    require_same_settings(folder, what, known, requested["settings"])
-    heads = {"heads": requested["heads"]}
-    require_same_settings(folder, what, recorded, heads)
+    known = {**recorded, **settings(RunConfig()), **recorded["settings"]}
+    asked = {**requested["settings"], "heads": requested["heads"]}
+    require_same_settings(path.parent, "the experiment", known, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,13 +288,12 @@ def collect(
 
 
 def _row(runs: Sequence[ScoresRun]) -> TrainedRow:
-    model = _transformer(runs[0].config)
-    perplexities = tuple(run.perplexity for run in runs)
+    first, perplexities = runs[0], tuple(run.perplexity for run in runs)
     return TrainedRow(
-        kind=runs[0].kind,
-        d_k=runs[0].d_k,
-        d_model=model.d_model,
-        parameters=num_parameters(settings_of(runs[0].path).model),
+        kind=first.kind,
+        d_k=first.d_k,
+        d_model=first.config.model.d_model,
+        parameters=num_parameters(settings_of(first.path).model),
         seeds=tuple(run.seed for run in runs),
         perplexity=geometric_mean(perplexities),
         perplexities=perplexities,
@@ -319,8 +307,7 @@ def as_report(scaling: Scaling) -> Report:
         Section(title="Trainings", parts=tuple(_training_parts(scaling))),
     ]
     if scaling.failures:
-        reasons = tuple(f"{name}: {why}" for name, why in scaling.failures.items())
-        sections.append(Section(title="Failed", parts=reasons))
+        sections.append(failed_runs(scaling.failures))
     sections.append(Section(title="Settings", parts=tuple(_settings(scaling))))
     return Report(
         title="Scaled, unscaled and additive attention (section 3.2.1)",
@@ -351,24 +338,15 @@ def _score_parts(statistics: Sequence[ScoreStatistics]) -> Iterator[Part]:
         for each in sorted(statistics, key=lambda s: KINDS.index(s.kind))
     ]
     yield Table(columns=columns("scores", *heads), rows=tuple(rows))
-    yield _picture(
-        "scaling-variance",
-        "Variance of a score against d_k",
-        "variance",
-        {
-            kind: [(s.d_k, s.variance) for s in statistics if s.kind == kind]
+    for figure, title in (
+        ("variance", "Variance of a score against d_k"),
+        ("gradient", "Norm of the softmax's Jacobian against d_k"),
+    ):
+        points = {
+            kind: [(s.d_k, getattr(s, figure)) for s in statistics if s.kind == kind]
             for kind in KINDS
-        },
-    )
-    yield _picture(
-        "scaling-gradient",
-        "Norm of the softmax's Jacobian against d_k",
-        "gradient",
-        {
-            kind: [(s.d_k, s.gradient) for s in statistics if s.kind == kind]
-            for kind in KINDS
-        },
-    )
+        }
+        yield _picture(figure, title, points)
 
 
 def _training_parts(scaling: Scaling) -> Iterator[Part]:
@@ -397,12 +375,8 @@ def _training_parts(scaling: Scaling) -> Iterator[Part]:
         for kind in KINDS
     }
     if any(points.values()):
-        yield _picture(
-            "scaling-perplexity",
-            "Perplexity on the dev corpus against d_k",
-            "perplexity",
-            points,
-        )
+        title = "Perplexity on the dev corpus against d_k"
+        yield _picture("perplexity", title, points)
 
 
 def _perplexity_table(rows: Sequence[TrainedRow]) -> Table:
@@ -433,11 +407,9 @@ def _perplexity(row: TrainedRow | None) -> str:
 
 
 def _picture(
-    name: str,
-    title: str,
-    y_label: str,
-    points: Mapping[Scores, Sequence[tuple[int, float]]],
+    figure: str, title: str, points: Mapping[Scores, Sequence[tuple[int, float]]]
 ) -> Picture:
+    """Draw a figure against d_k: points and a line for each kind of score."""
     series: list[Series] = []
     for colour, (kind, found) in enumerate(points.items()):
         x, y = [d_k for d_k, _ in found], [value for _, value in found]
@@ -447,10 +419,10 @@ def _picture(
         ]
     return draw(
         Chart(
-            name=name,
+            name=f"scaling-{figure}",
             title=title,
             x_label="d_k",
-            y_label=y_label,
+            y_label=figure,
             series=tuple(series),
             scale="log",
         )

@@ -6,7 +6,7 @@ whose optimizer is to be continued. `train --resume`, by contrast, continues a r
 its own folder, with its corpus and settings (`pipeline.resume`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -403,7 +403,8 @@ def refuse_unknown_targets(
     if targets and not tags:
         raise ConfigError(
             f"{start.path}: the model has one target language and no tags of "
-            f"languages, but the corpora have tags of {_listed(targets.values())}; "
+            "languages, but the corpora have tags of "
+            f"{', '.join(sorted(set(targets.values())))}; "
             "train on corpora of its language, without `target_language`."
         )
     for name, language in targets.items():
@@ -429,10 +430,6 @@ def _require_tagged(start: StartModel, files: CorpusFiles) -> None:
                     f"of {path} is unknown; set `languages.target`, or put a tag such "
                     f"as {tag} before each source."
                 )
-
-
-def _listed(languages: Iterable[str]) -> str:
-    return ", ".join(sorted(set(languages)))
 
 
 def new_languages(start: StartModel, languages: LanguagesConfig) -> list[str]:

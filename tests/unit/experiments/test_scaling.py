@@ -243,7 +243,7 @@ def test_the_report_has_a_row_for_each_width_and_the_mean_of_seeds(
         for part in section.parts
         if isinstance(part, Table)
     ]
-    scores, trainings = tables
+    scores, trainings, failed = tables
     assert [plain(cell) for cell in scores.rows[0][:4]] == [
         "scaled", "4", f"{statistics[0].variance:.4g}", "1",
     ]  # fmt: skip
@@ -255,7 +255,7 @@ def test_the_report_has_a_row_for_each_width_and_the_mean_of_seeds(
     assert wide[5] == "7.00"  # one of its seeds has failed
     text = json.dumps([part for s in report.sections for part in s.parts], default=str)
     assert "Means of 1 to 2 seeds, since some trainings have failed" in text
-    assert "It was killed (SIGKILL)." in text
+    assert failed.rows == (("additive-dk16-seed2", "It was killed (SIGKILL)."),)
     assert "training.steps = 90" in text
     assert "1 x Abacus" in text
     assert [picture.name for picture in report.pictures()] == [
