@@ -18,15 +18,14 @@ from transduce.experiments.pipeline import Consent, RunObserver, train
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_folder import (
     PICTURE,
-    RUN_CONFIG,
+    RunFolder,
     require_replaceable_run,
 )
 from transduce.files import (
     LEFTOVERS,
-    MADE_BY,
     atomic_directory,
     folder_in_use,
-    read_json,
+    maker_of,
     require_new_folder,
 )
 from transduce.grammar.corpus import Grammar, Pair, held_out_trees, training_trees
@@ -225,18 +224,11 @@ def _entries(out: Path) -> set[Path]:
 
 def _is_trained_on(run: Path, corpus: Path) -> bool:
     """Return whether a run's record names files of the corpus of a quickstart."""
+    if maker_of(corpus) != "quickstart":
+        return False
     try:
-        if (corpus / MADE_BY).read_text(encoding="utf-8").strip() != "quickstart":
-            return False
-        files = read_json(run / RUN_CONFIG)["files"]
-        names = files.get("source") or files["trees"]
-        return all(Path(name).parent.samefile(corpus) for name in names)
-    except (
-        CheckpointError,
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-    ):
+        files = RunFolder(run).files()
+        names = files.get("source") or files.get("trees", [])
+        return bool(names) and all(Path(n).parent.samefile(corpus) for n in names)
+    except (CheckpointError, OSError, ValueError):
         return False
