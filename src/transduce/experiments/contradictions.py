@@ -29,7 +29,6 @@ from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.config import TrainingConfig
 
-DEFAULTS = RunConfig()
 DROPOUT_RATES = ("dropout", "attention_dropout", "relu_dropout")
 """Settings of a model that make two passes over a batch differ."""
 SETTINGS_OF_ADAM = ("beta1", "beta2", "epsilon")
@@ -88,7 +87,7 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             f"`training.best_by` must be one of {known} on this dev corpus, but is "
             f'"{training.best_by}".'
         )
-    if not is_parser and (name := _changed(config.treebank, DEFAULTS.treebank)):
+    if not is_parser and (name := _changed(config.treebank)):
         yield (
             f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
             "leave it out, or give trees."
@@ -155,7 +154,7 @@ def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator
 
 
 def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
-    schedule, default = training.schedule, DEFAULTS.training
+    schedule = training.schedule
     has_peak = schedule != "inverse-sqrt"
     if has_peak and training.learning_rate is None:
         yield (
@@ -175,7 +174,7 @@ def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
             "`training.learning_rate`."
         )
     for name, owner in SETTINGS_OF_SCHEDULES.items():
-        if schedule != owner and getattr(training, name) != getattr(default, name):
+        if schedule != owner and _changed(training, name):
             yield (
                 f"`training.{name}` is a setting of the schedule "
                 f'"{owner}", but `training.schedule` is "{schedule}"; leave it out, or '
@@ -233,7 +232,7 @@ def _contradictions_of_optimizer(training: TrainingConfig) -> Iterator[str]:
 def _contradictions_of_reward(training: TrainingConfig) -> Iterator[str]:
     reward, steps = training.reward, training.reward_steps
     if reward == "none":
-        if name := _changed(training, DEFAULTS.training, among=SETTINGS_OF_REWARD):
+        if name := _changed(training, *SETTINGS_OF_REWARD):
             yield (
                 f"`training.{name}` is a setting of updates by reward, but "
                 '`training.reward` is "none"; leave it out, or set the reward.'
@@ -271,7 +270,7 @@ def _contradictions_of_positions(
 
 def _contradictions_of_checkpoints(training: TrainingConfig) -> Iterator[str]:
     steps, minutes = training.checkpoint_steps, training.checkpoint_minutes
-    if steps is not None and minutes != DEFAULTS.training.checkpoint_minutes:
+    if steps is not None and _changed(training, "checkpoint_minutes"):
         yield (
             f"`training.checkpoint_minutes` is {minutes:g}, but "
             f"`training.checkpoint_steps` is {steps:,}; set the steps to none, or "
@@ -282,7 +281,7 @@ def _contradictions_of_checkpoints(training: TrainingConfig) -> Iterator[str]:
 def _contradictions_of_search(search: SearchConfig) -> Iterator[str]:
     if search.beam_size > 1:
         return
-    if name := _changed(search, DEFAULTS.search, among=NOT_GREEDY):
+    if name := _changed(search, *NOT_GREEDY):
         yield (
             f"`search.{name}` has no effect on greedy search, and `search.beam_size` "
             "is 1; leave it out, or choose a larger beam."
@@ -438,13 +437,13 @@ def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:
                 f"{counted(training.steps, 'update')}."
             )
     optimizer = training.optimizer
-    unused = _changed(training, DEFAULTS.training, among=SETTINGS_OF_ADAM)
+    unused = _changed(training, *SETTINGS_OF_ADAM)
     if unused and optimizer in ("sgd", "nesterov"):
         yield f'`training.{unused}` has no effect on the optimizer "{optimizer}".'
 
 
 def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[str]:
-    name = _changed(augmentation, DEFAULTS.treebank.augmentation)
+    name = _changed(augmentation)
     if name and augmentation.copies == 0:
         yield (
             f"`treebank.augmentation.{name}` has no effect, as "
@@ -463,9 +462,8 @@ def _text_augmentation_without_effect(
         )
 
 
-def _changed(
-    config: object, default: object, among: tuple[str, ...] = ()
-) -> str | None:
-    """Name of the first setting that differs from its default."""
+def _changed(config: object, *among: str) -> str | None:
+    """Name of the first setting, of all or of some, that is not at its default."""
     names = among or type(config).__dataclass_fields__  # type: ignore[attr-defined]
+    default = type(config)()
     return next((n for n in names if getattr(config, n) != getattr(default, n)), None)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Integer, Shaped
+from jaxtyping import Shaped
 
 from transduce.data.batches import Batcher, Update
 from transduce.data.corpus_files import CorpusFiles, num_characters
@@ -229,9 +229,8 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     encoders = [
         encoder_of(corpus, tokenizer, corpus.target_language or default)
         for corpus in files.corpora
-    ]
-    plain = PairEncoder(tokenizer=tokenizer)
-    corpora = zip(files.sides, encoders or [plain], strict=True)
+    ] or [PairEncoder(tokenizer=tokenizer)]
+    corpora = zip(files.sides, encoders, strict=True)
     training = survey_corpora(corpora, max_length)
     pairs_kept = _pairs_kept(files, training.kept())
     mixture = None
@@ -502,11 +501,15 @@ def _count_epoch(dataset: Dataset, config: RunConfig) -> _EpochCounts:
 
 
 def _only_dataset(rows: Shaped[np.ndarray, " pairs"]) -> Dataset:
-    """Dataset without ids of some pairs of a survey."""
-    return Dataset(
-        source=_only_lengths(rows["source_length"]),
-        target=_only_lengths(rows["target_length"]),
+    """Dataset without ids of some pairs of a survey: batching needs only lengths."""
+    source, target = (
+        EncodedSide(
+            ids=np.empty(0, ID_TYPE),
+            offsets=np.insert(np.cumsum(rows[name], dtype=np.int64), 0, 0),
+        )
+        for name in ("source_length", "target_length")
     )
+    return Dataset(source=source, target=target)
 
 
 def _fitting_steps(
@@ -553,12 +556,6 @@ def _fitting_preset(
         name = small_rival(config)
     ours, fitting = config.batching.target_tokens, PRESETS[name].batching.target_tokens
     return name if ours > fitting else None
-
-
-def _only_lengths(lengths: Integer[np.ndarray, " sentences"]) -> EncodedSide:
-    """Encoded side without ids: batching needs only the lengths."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return EncodedSide(ids=np.empty(0, ID_TYPE), offsets=np.insert(ends, 0, 0))
 
 
 def _refusals(name: str, split: SplitReport) -> Iterator[Advice]:

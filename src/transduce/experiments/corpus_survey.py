@@ -404,13 +404,10 @@ class Survey:
         in_source, _ = np.histogram(source, edges)
         in_target, _ = np.histogram(target, edges)
         return tuple(
-            LengthBin(
-                shortest=start,
-                longest=end - 1,
-                source=int(in_source[i]),
-                target=int(in_target[i]),
+            LengthBin(shortest=start, longest=end - 1, source=ours, target=theirs)
+            for (start, end), ours, theirs in zip(
+                pairwise(edges), in_source.tolist(), in_target.tolist(), strict=True
             )
-            for i, (start, end) in enumerate(pairwise(edges))
         )
 
 
@@ -446,31 +443,24 @@ def _num_ambiguous_sources(survey: Survey) -> int:
 
 def overlap_of(training: Survey, dev: Survey) -> Overlap:
     """Find the dev pairs and dev sources that occur in training."""
+
+    def found(
+        known: UInt64[np.ndarray, " training"], digests: UInt64[np.ndarray, " dev"]
+    ) -> Occurrences:
+        rows = np.flatnonzero(np.isin(digests, known))
+        first = rows[:NUM_EXAMPLES].tolist()
+        places = [training.place(int(np.argmax(known == digests[r]))) for r in first]
+        return Occurrences(
+            count=len(rows),
+            examples=tuple(
+                f"{dev.place(row)} is {place}"
+                for row, place in zip(first, places, strict=True)
+            ),
+        )
+
     return Overlap(
-        pairs=_found_in_training(
-            training, dev, training.pair_digests(), dev.pair_digests()
-        ),
-        sources=_found_in_training(
-            training, dev, training.rows["source_digest"], dev.rows["source_digest"]
-        ),
-    )
-
-
-def _found_in_training(
-    training: Survey,
-    dev: Survey,
-    known: Integer[np.ndarray, " training"],
-    digests: Integer[np.ndarray, " dev"],
-) -> Occurrences:
-    """Dev rows whose digest occurs in training."""
-    rows = np.flatnonzero(np.isin(digests, known))
-    first = [int(np.argmax(known == digests[row])) for row in rows[:NUM_EXAMPLES]]
-    return Occurrences(
-        count=len(rows),
-        examples=tuple(
-            f"{dev.place(row)} is {training.place(place)}"
-            for row, place in zip(rows[:NUM_EXAMPLES].tolist(), first, strict=True)
-        ),
+        pairs=found(training.pair_digests(), dev.pair_digests()),
+        sources=found(training.rows["source_digest"], dev.rows["source_digest"]),
     )
 
 

@@ -97,7 +97,7 @@ from transduce.text.languages import (
     guess_all,
     require_language_of_files,
 )
-from transduce.text.tokenizer import learn_tokenizer, without_tags
+from transduce.text.tokenizer import Tokenizer, learn_tokenizer, without_tags
 from transduce.text.vocabulary import TokenizerConfig
 
 Vocabulary = Literal["teacher", "new"]
@@ -604,11 +604,14 @@ def _students_tags(plan: DistillationPlan, translator: Translator) -> set[str]:
     languages, it learns these, and the tag that the teacher puts before other lines.
     """
     tokenizer = translator.tokenizer
-    if not tokenizer.language_tags:
-        return set()
-    found = set(map(tokenizer.language, read_text(plan.source)))
-    found &= set(tokenizer.language_tags)
+    found = tags_in(plan.source, tokenizer) if tokenizer.language_tags else set()
     return {*found, translator.language_tag} if found else found
+
+
+def tags_in(paths: Sequence[Path], tokenizer: Tokenizer) -> set[str]:
+    """Return the tags of the vocabulary with which lines of a text begin."""
+    found = set(map(tokenizer.language, read_text(paths)))
+    return found & set(tokenizer.language_tags)
 
 
 def _learn_encoder(

@@ -169,7 +169,15 @@ def measure_table1(
         sequential.append(
             SequentialOperations(layer=layer, n=LENGTHS, counts=tuple(counts))
         )
-        paths += [_path_length(layer, each) for each in sizes]
+        paths += [
+            PathLength(
+                layer=layer,
+                sizes=each,
+                measured=maximum_path_length(layer, each),
+                theory=layer_cost(layer, each).maximum_path_length,
+            )
+            for each in sizes
+        ]
     scaling = measure_scaling(
         SWEEPS,
         max_rounds,
@@ -181,15 +189,6 @@ def measure_table1(
         scaling=scaling,
         sequential=tuple(sequential),
         paths=tuple(paths),
-    )
-
-
-def _path_length(layer: LayerType, sizes: LayerSizes) -> PathLength:
-    return PathLength(
-        layer=layer,
-        sizes=sizes,
-        measured=maximum_path_length(layer, sizes),
-        theory=layer_cost(layer, sizes).maximum_path_length,
     )
 
 

@@ -154,11 +154,12 @@ def our_parses(setting: Setting, gold: Path, predicted: Path) -> OurRow:
 
 def as_report(table: Table4) -> Report:
     """Report with the paper's rows and ours."""
+    data = f"Treebank: {table.treebank}; split: {table.split}. {TAGGED}"
     return Report(
         title="Table 4: constituency parsing of English",
         sections=(
             Section(title="The paper's table", parts=(PROTOCOL, _paper_table())),
-            Section(title="Our parses", parts=(_protocol(table), _our_table(table))),
+            Section(title="Our parses", parts=(data, _our_table(table))),
         ),
     )
 
@@ -185,10 +186,6 @@ def _paper_table() -> Table:
     )
     rows = tuple((row.parser, row.training, f"{row.f1:.1f}") for row in PAPER_ROWS)
     return Table(columns=heads, rows=rows)
-
-
-def _protocol(table: Table4) -> str:
-    return f"Treebank: {table.treebank}; split: {table.split}. {TAGGED}"
 
 
 def _our_table(table: Table4) -> Table:
