@@ -13,7 +13,6 @@ from transduce.cli.lines import (
     into_language_of,
     require_no_search,
     search_of,
-    warn_of_other_languages,
 )
 from transduce.cli.terminal import print_json
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -139,12 +138,10 @@ def evaluate(
             num_processes=processes,
             tag=tag,
         )
-        if language is None:
-            translator = into_language_of(translator, model, reference)
-        elif translator.target_languages:
+        if language is not None and translator.target_languages:
             translator = translator.into(language)
         is_chosen = language is not None
-        warn_of_other_languages(
+        translator = into_language_of(
             translator, model, source, reference, is_chosen=is_chosen
         )
         language = language or translator.target_language

@@ -1,13 +1,11 @@
 """Input lines, their translation, and search options of commands that translate."""
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from transduce.cli.files import STANDARD_OUTPUT
 from transduce.cli.help import option_name
 from transduce.cli.resumable_output import Destination, Origin, RecordOutput
 from transduce.cli.terminal import counted_lines, warn
@@ -41,42 +39,35 @@ def warn_of_other_language(
         warn(error)
 
 
-def warn_of_other_languages(
+def into_language_of(
     translator: Translator,
     model: Path,
     source: Sequence[Path],
     target: Sequence[Path],
     *,
-    is_chosen: bool,
-) -> None:
-    """Print a warning for each side whose files' endings name another language.
-
-    `is_chosen` tells whether the user has named the target language. Otherwise a tag
-    before a line may name another of several.
-    """
-    warn_of_other_language(model, "source", translator.source_language, source)
-    if is_chosen or not translator.target_languages:
-        warn_of_other_language(model, "target", translator.target_language, target)
-
-
-def into_language_of(
-    translator: Translator, model: Path, targets: Sequence[Path]
+    is_chosen: bool = False,
 ) -> Translator:
     """Return a translator into the language of the targets' endings.
 
     If they name none of the model's several languages, it is the model's own, or else
-    the first; a warning is printed if they name another language. A model of one
-    language stays as it is.
+    the first. A translator stays as it is if the user has chosen its language
+    (`is_chosen`), or if its model has only one. A warning is printed for each side
+    whose files' endings name another language.
     """
-    if not (known := translator.target_languages):
-        return translator
-    named, own = guess_all(targets), translator.target_language
-    if named is not None and (found := best_match(named, known)):
-        return translator.into(found)
-    chosen = (own and best_match(own, known)) or known[0]
-    if named is not None:
-        warn_of_other_language(model, "target", chosen, targets)
-    return translator.into(chosen)
+    named, known = guess_all(target), translator.target_languages
+    is_choice = bool(known) and not is_chosen
+    if is_choice:
+        found = [
+            best_match(each, known)
+            for each in (named, translator.target_language)
+            if each
+        ]
+        translator = translator.into(next(filter(None, found), known[0]))
+    warn_of_other_language(model, "source", translator.source_language, source)
+    # A tag before a line may name another of several languages.
+    if named is not None or not is_choice:
+        warn_of_other_language(model, "target", translator.target_language, target)
+    return translator
 
 
 def decoding_of(translator: Translator, batch_lines: int) -> Origin:
@@ -140,7 +131,6 @@ def write_translations(
 
     A message names each long line that was translated in parts.
     """
-    is_on_screen = destination.output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
     batch_lines = interdependent_lines(translator, with_scores=output_format.jsonl)
 
     def whole_origin() -> Origin:
@@ -149,7 +139,7 @@ def write_translations(
 
     with (
         destination.opened(whole_origin, batch_lines) as output,
-        counted_lines(is_on_screen) as count_line,
+        counted_lines(destination.is_on_screen) as count_line,
     ):
         first = output.num_done
         pace = Pace(windows=windows, on_line=count_line, first_line=first)

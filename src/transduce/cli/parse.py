@@ -1,6 +1,5 @@
 """`transduce parse`: constituency trees of sentences."""
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from itertools import islice
@@ -139,7 +138,6 @@ def parse(
             f"the parser reads {english_name(language)}, but raw text is cut into "
             "words by English rules; with --tokenized, spaces separate the words."
         )
-    is_on_screen = output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
     together = interdependent_lines(translator, with_scores=False)
 
     def origin() -> Origin:
@@ -156,7 +154,7 @@ def parse(
 
     with (
         destination.opened(origin, together) as out,
-        counted_lines(is_on_screen) as count_line,
+        counted_lines(destination.is_on_screen) as count_line,
     ):
         drawn = list(map(_from_note, out.notes)) if svg_file is not None else []
         sentences = map(words_of, out.reading(lines))

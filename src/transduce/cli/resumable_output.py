@@ -9,6 +9,7 @@ command.
 
 import json
 import os
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TextIO, TypeVar
 
 import transduce
 from transduce.cli.files import (
+    STANDARD_OUTPUT,
     is_standard_output,
     replaceable,
     require_new,
@@ -104,15 +106,14 @@ class Destination:
     def require_usable(self, *inputs: Path | None) -> None:
         """Raise `ConfigError` if a file would be overwritten or cannot be resumed."""
         require_new(self.output, force=self.force, others=inputs)
-        if self.resume and self._resumable_file is None:
-            raise ConfigError(
-                "--resume must have an interrupted output file to continue; name it by "
-                "--output."
-            )
-        if self._resumable_file is None:
+        if (output := self._resumable_file) is None:
+            if self.resume:
+                raise ConfigError(
+                    "--resume must have an interrupted output file to continue; name "
+                    "it by --output."
+                )
             return
-        part = _beside(self._resumable_file, PART)
-        record = _beside(self._resumable_file, RECORD)
+        part, record = _beside(output, PART), _beside(output, RECORD)
         for each in (part, record):  # which are overwritten as well, force or not
             require_new(each, force=True, others=(*inputs, STANDARD_INPUT_FILE))
         if self.resume and not part.is_file():
@@ -138,6 +139,11 @@ class Destination:
             )
 
     @property
+    def is_on_screen(self) -> bool:
+        """Whether the output appears on a terminal."""
+        return self.output in (None, STANDARD_OUTPUT) and sys.stdout.isatty()
+
+    @property
     def _resumable_file(self) -> Path | None:
         """Output file, links followed; None for a stream, which cannot be resumed."""
         if self.output is None or is_standard_output(self.output):
@@ -157,7 +163,7 @@ class Destination:
         """
         if (output := self._resumable_file) is None:
             with writer(self.output, overwrite=self.force) as file:
-                yield _StreamOutput(file.write, file.flush)
+                yield _StreamOutput(file)
             return
         with unwritable_as_data_error(output):
             head = {"format": FORMAT, "version": transduce.__version__, **origin()}
@@ -172,8 +178,7 @@ class Destination:
 class _StreamOutput:
     """Output that cannot be resumed: standard output, a pipe or a device."""
 
-    _write: Callable[[str], object]
-    _flush: Callable[[], object]
+    _file: TextIO
     num_done: int = 0
     notes: list[Any] = field(default_factory=list)
 
@@ -183,8 +188,8 @@ class _StreamOutput:
         return iter(items)
 
     def write(self, record: str, note: Any = None) -> None:
-        self._write(record)
-        self._flush()
+        self._file.write(record)
+        self._file.flush()
 
     def write_end(self, text: str) -> None:
         self.write(text)
@@ -283,27 +288,24 @@ class _Part:
     def reading(
         self, items: Iterable[Item], text: Callable[[Item], str] = str
     ) -> Iterator[Item]:
-        number, keys = len(self._keys), deque[str]()
+        number, keys, rest = len(self._keys), deque[str](), iter(items)
         self._keys.append(keys)
-        return self._read(iter(items), text, number, keys)
 
-    def _read(
-        self,
-        items: Iterator[Item],
-        text: Callable[[Item], str],
-        number: int,
-        keys: deque[str],
-    ) -> Iterator[Item]:
-        for place, done in enumerate(self._done_keys, start=1):
-            item = next(items, None)
-            if item is None or number >= len(done) or _key(text(item)) != done[number]:
-                raise _OtherInputError(
-                    f"{self.path}: line {place} of the input has changed since the "
-                    "output was begun; give the same input, or start over with --force."
-                )
-        for item in items:
-            keys.append(_key(text(item)))
-            yield item
+        def read() -> Iterator[Item]:
+            for place, done in enumerate(self._done_keys, start=1):
+                item = next(rest, None)
+                key = None if item is None else _key(text(item))
+                if number >= len(done) or key != done[number]:
+                    raise _OtherInputError(
+                        f"{self.path}: line {place} of the input has changed since the "
+                        "output was begun; give the same input, or start over with "
+                        "--force."
+                    )
+            for item in rest:
+                keys.append(_key(text(item)))
+                yield item
+
+        return read()
 
     def write(self, record: str, note: Any = None) -> None:
         content = record.encode("utf-8")
@@ -496,9 +498,8 @@ def _line(text: bytes, begin: int, place: int) -> _Line | None:
         end, keys, note, checksum = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return None
-    if type(end) is not int or end < begin or not isinstance(keys, list):
-        return None
-    if not text.endswith(b"\n"):
+    is_end = type(end) is int and end >= begin
+    if not is_end or not isinstance(keys, list) or not text.endswith(b"\n"):
         return None
     return _Line(begin, end, tuple(map(str, keys)), note, str(checksum), place)
 

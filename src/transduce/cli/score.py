@@ -9,7 +9,6 @@ from transduce.cli.lines import (
     decoding_of,
     into_language_of,
     tags_of,
-    warn_of_other_languages,
 )
 from transduce.cli.resumable_output import Destination, Origin
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -94,10 +93,10 @@ def score(
         target_language=target_language,
         tag=tag,
     )
-    if target_language is None:
-        translator = into_language_of(translator, model, target)
     is_chosen = target_language is not None
-    warn_of_other_languages(translator, model, source, target, is_chosen=is_chosen)
+    translator = into_language_of(
+        translator, model, source, target, is_chosen=is_chosen
+    )
 
     def origin() -> Origin:
         return {
@@ -110,19 +109,17 @@ def score(
 
     with destination.opened(origin, WINDOW_LINES) as out:
         pairs = out.reading(read_pairs(source, target), _text)
-        log_probabilities = [note[0] for note in out.notes]
-        num_tokens = sum(note[1] for note in out.notes)
+        notes = list(out.notes)
         for window in full_windows(pairs):
             for found in translator.score(
                 [p.source for p in window], [p.target for p in window]
             ):
-                note = (found.log_probability, found.num_tokens)
-                out.write(_line(found, jsonl=jsonl), note)
-                log_probabilities.append(found.log_probability)
-                num_tokens += found.num_tokens
+                notes.append((found.log_probability, found.num_tokens))
+                out.write(_line(found, jsonl=jsonl), notes[-1])
         # An exact sum does not depend on where an earlier command was interrupted.
-        total = math.fsum(log_probabilities)
-        out.write_end(_total(total, num_tokens, len(log_probabilities), jsonl=jsonl))
+        total = math.fsum(log_probability for log_probability, _ in notes)
+        num_tokens = sum(num_tokens for _, num_tokens in notes)
+        out.write_end(_total(total, num_tokens, len(notes), jsonl=jsonl))
 
 
 def _text(pair: SentencePair) -> str:
@@ -152,6 +149,5 @@ def _total(total: float, num_tokens: int, num_pairs: int, *, jsonl: bool) -> str
         return json.dumps(without_infinity(summary)) + "\n"
     return (
         f"# {counted(num_pairs, 'pair')}, {counted(num_tokens, 'token')}: "
-        f"log-probability "
-        f"{total:z.4f}, perplexity {mean:.4f} a token\n"
+        f"log-probability {total:z.4f}, perplexity {mean:.4f} a token\n"
     )
