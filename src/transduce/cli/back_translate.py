@@ -171,21 +171,21 @@ def kept_if_interrupted(folder: Path) -> Iterator[None]:
     kept = f"What is done is kept in {folder}: the same command continues."
     try:
         yield
-    except (KeyboardInterrupt, SystemExit) as interruption:
+    except (KeyboardInterrupt, SystemExit, OSError) as error:
         if not (folder / SETTINGS).is_file():
             raise
-        if isinstance(interruption, KeyboardInterrupt):
-            raise OutputKeptError(f"Interrupted. {kept}") from None
-        print_message(f"transduce: {kept}")
-        raise
-    except OSError as error:
-        if not (folder / SETTINGS).is_file():
-            raise
-        remedy = "; free some space" if is_disk_full(error) else ""
-        raise DataError(
-            f"{error.filename or folder}: cannot be read or written "
-            f"({error.strerror or error}){remedy}. {kept}"
-        ) from None
+        match error:
+            case KeyboardInterrupt():
+                raise OutputKeptError(f"Interrupted. {kept}") from None
+            case SystemExit():
+                print_message(f"transduce: {kept}")
+                raise
+            case OSError():
+                remedy = "; free some space" if is_disk_full(error) else ""
+                raise DataError(
+                    f"{error.filename or folder}: cannot be read or written "
+                    f"({error.strerror or error}){remedy}. {kept}"
+                ) from None
 
 
 def describe_input(figures: InputFigures) -> str:

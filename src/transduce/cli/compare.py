@@ -25,7 +25,6 @@ from transduce.metrics.comparison import (
     Comparison,
     Example,
     LengthScores,
-    PairedScores,
     SystemExamples,
     SystemScore,
     Trials,
@@ -228,13 +227,14 @@ def _scores(comparison: Comparison) -> tuple[Part, ...]:
     for scores in comparison.scores:
         heads = (scores.metric, "95 %", "difference", "p bootstrap", "p shuffles")
         rows = [
-            (name, *_score_cells(score), _verdict(score))
+            (name, *_score_cells(score))
             for name, score in zip(comparison.systems, scores.systems, strict=True)
         ]
         verdict = Column(name="verdict", is_text=True)
         parts += [
             Table(columns=(*columns("system", *heads), verdict), rows=tuple(rows)),
-            *_signatures(scores),
+            f"Scores and paired bootstrap: {scores.bootstrap_signature}",
+            f"Shuffles (approximate randomisation): {scores.randomisation_signature}",
         ]
     if len(comparison.systems) > 2:
         parts.append(
@@ -244,33 +244,19 @@ def _scores(comparison: Comparison) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _signatures(scores: PairedScores) -> tuple[str, str]:
-    return (
-        f"Scores and paired bootstrap: {scores.bootstrap_signature}",
-        f"Shuffles (approximate randomisation): {scores.randomisation_signature}",
-    )
-
-
 def _score_cells(score: SystemScore) -> tuple[str, ...]:
-    interval = f"±{score.interval:.2f}"
-    if score.bootstrap_p is None or score.randomisation_p is None:
-        return f"{score.score:.2f}", interval, "", "", ""
+    """Return a system's scores, and a verdict: both tests must find a difference."""
+    own = f"{score.score:.2f}", f"±{score.interval:.2f}"
+    if score.p is None:
+        return *own, "", "", "", "baseline"
+    verdict = "better" if score.difference > 0 else "worse"
     return (
-        f"{score.score:.2f}",
-        interval,
+        *own,
         f"{score.difference:+z.2f}",
         f"{score.bootstrap_p:.4f}",
         f"{score.randomisation_p:.4f}",
+        verdict if score.p < SIGNIFICANT_P else "not significant",
     )
-
-
-def _verdict(score: SystemScore) -> str:
-    """Describe a significant difference, if both tests agree; otherwise empty."""
-    if score.p is None:
-        return "baseline"
-    if score.p >= SIGNIFICANT_P:
-        return "not significant"
-    return "better" if score.difference > 0 else "worse"
 
 
 def _length_table(
@@ -304,11 +290,9 @@ def _frequency_table(comparison: Comparison) -> Table:
 
 
 def _example_section(examples: SystemExamples, baseline: str) -> Section:
-    shown = {"better": examples.better, "worse": examples.worse}
     tables = tuple(
-        _example_table(example, examples.system, baseline, word)
-        for word, group in shown.items()
-        for example in group
+        _example_table(example, examples.system, baseline)
+        for example in (*examples.better, *examples.worse)
     )
     return Section(
         title=f"Where {examples.system} differs most from {baseline}",
@@ -316,23 +300,17 @@ def _example_section(examples: SystemExamples, baseline: str) -> Section:
     )
 
 
-def _example_table(example: Example, system: str, baseline: str, word: str) -> Table:
+def _example_table(example: Example, system: str, baseline: str) -> Table:
     reference = example.reference
-    rows: list[tuple[str, str, str | MarkedText]] = [
-        ("reference", "", reference),
-        (
-            baseline,
-            f"{example.baseline_chrf:.1f}",
-            marked_differences(example.baseline, reference),
-        ),
-        (
-            system,
-            f"{example.hypothesis_chrf:.1f}",
-            marked_differences(example.hypothesis, reference),
-        ),
-    ]
+    rows: list[tuple[str, str, str | MarkedText]] = [("reference", "", reference)]
+    for name, chrf, text in (
+        (baseline, example.baseline_chrf, example.baseline),
+        (system, example.hypothesis_chrf, example.hypothesis),
+    ):
+        rows.append((name, f"{chrf:.1f}", marked_differences(text, reference)))
     if example.source is not None:
         rows.insert(0, ("source", "", example.source))
+    word = "better" if example.difference > 0 else "worse"
     return Table(
         title=f"Line {example.line:,}, {word} by {abs(example.difference):.1f}",
         columns=EXAMPLE_COLUMNS,

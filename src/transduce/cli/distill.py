@@ -1,7 +1,6 @@
 """`transduce distill`: a small, fast model that learns what a large one translates."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -163,35 +162,25 @@ def distill(
         max_ratio=max_ratio,
         drop_worst=drop_worst,
     )
-    with (
-        kept_if_interrupted(out),
-        _naming_same_command(),
-        DistillationDisplay() as display,
-    ):
-        result = distill_in(
-            out,
-            plan,
-            display,
-            display,
-            device=device,
-            precision=precision,
-            training_precision=training_precision,
-            num_processes=processes,
-            overwrite=force,
-        )
+    with kept_if_interrupted(out), DistillationDisplay() as display:
+        try:
+            result = distill_in(
+                out,
+                plan,
+                display,
+                display,
+                device=device,
+                precision=precision,
+                training_precision=training_precision,
+                num_processes=processes,
+                overwrite=force,
+            )
+        except TrainingStoppedError as error:
+            raise TrainingStoppedError(f"{error} The same command continues.") from None
     show(as_report(result.report), table_console())
     folder = result.report_folder
     print(f"The student is in {result.student}.")
     print(f"The report is in {folder}: {NAME}.md, {NAME}.html, {NAME}.json.")
-
-
-@contextmanager
-def _naming_same_command() -> Iterator[None]:
-    """Report after the training was stopped that the same command continues."""
-    try:
-        yield
-    except TrainingStoppedError as error:
-        raise TrainingStoppedError(f"{error} The same command continues.") from None
 
 
 class DistillationDisplay(TrainingDisplay):

@@ -1,6 +1,6 @@
 """`transduce evaluate-parses`: EVALB's scores of predicted trees."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -145,9 +145,8 @@ def _score_of_files(
 ) -> BracketScore:
     gold_trees, trees = read_both(gold, predicted)
     if normalize:
-        gold_trees, trees = (
-            list(map(normalized, each)) for each in (gold_trees, trees)
-        )
+        gold_trees = list(map(normalized, gold_trees))
+        trees = list(map(normalized, trees))
     if gold_tags:
         trees = list(map(with_tags_of, gold_trees, trees))
     return bracket_f1(gold_trees, trees)
@@ -171,22 +170,19 @@ def _refuse_dropped(
 ) -> None:
     """Raise `DataError` for sentences with other words, or warn about each."""
     place = before_number(predicted, len(score.sentences))
-    dropped = [f"{place}{fault}" for fault in _faults(score)]
+    dropped = [
+        f"{place}{number}: {sentence.fault}"
+        for number, sentence in enumerate(score.sentences, start=1)
+        if sentence.fault
+    ]
     if dropped and not allow_dropped:
-        dropping = "are not scored, as their words"
-        if len(dropped) == 1:
-            dropping = "is not scored, as its words"
+        is_one = len(dropped) == 1
+        dropping = "is not scored, as its" if is_one else "are not scored, as their"
         tags = "" if gold_tags else "--gold-tags takes punctuation from the gold tree, "
         raise DataError(
             f"{dropped[0]}; {len(dropped):,} of "
-            f"{counted(len(score.sentences), 'sentence')} {dropping} are not those of "
-            f"the gold tree ({tags}--allow-dropped accepts it)."
+            f"{counted(len(score.sentences), 'sentence')} {dropping} words are not "
+            f"those of the gold tree ({tags}--allow-dropped accepts it)."
         )
     for fault in dropped:
         warn(f"{fault}; the sentence is not scored.")
-
-
-def _faults(score: BracketScore) -> Iterator[str]:
-    for number, sentence in enumerate(score.sentences, start=1):
-        if sentence.fault:
-            yield f"{number}: {sentence.fault}"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from transduce.errors import (
 )
 from transduce.files import atomic_file, is_disk_full, require_place
 from transduce.machine import num_threads
-from transduce.model_folder import ModelFolder, change_search, find_model, open_model
+from transduce.model_folder import change_search, find_model, open_model
 from transduce.text.alignment import EncodedPairs
 from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
 from transduce.text.languages import require_language_of_files
@@ -100,7 +101,9 @@ def shortlist(
             "parses."
         )
     tokenizer = opened.tokenizer
-    _require_languages(model, opened, source, target)
+    require_language_of_files(model, "source", opened.source_language, source)
+    if not tokenizer.language_tags:  # otherwise it has several target languages
+        require_language_of_files(model, "target", opened.target_language, target)
     # Given alignments are counted in pairs of any length.
     longest = MAX_PIECES if alignments is None else math.inf
     if source:
@@ -158,15 +161,6 @@ def _require_usable(source: Files, target: Files, alignments: Path | None) -> No
     require_files((*source, *target))
 
 
-def _require_languages(
-    model: Path, opened: ModelFolder, source: Files, target: Files
-) -> None:
-    """Raise `ConfigError` if a file's ending names another language."""
-    require_language_of_files(model, "source", opened.source_language, source)
-    if not opened.tokenizer.language_tags:  # otherwise it has several target languages
-        require_language_of_files(model, "target", opened.target_language, target)
-
-
 def _text_pairs(
     source: Sequence[Path], target: Sequence[Path]
 ) -> Iterator[tuple[str, str]]:
@@ -209,8 +203,5 @@ def _write(learned: Shortlist, path: Path) -> None:
 def _mean_candidates(learned: Shortlist, pairs: EncodedPairs) -> float:
     """Return the mean number of candidates of the first sentence pairs."""
     base = learned.base()
-    numbers = [
-        len(learned.candidates(source, base))
-        for source, _ in islice(pairs, TRIED_PAIRS)
-    ]
-    return sum(numbers) / len(numbers)
+    tried = islice(pairs, TRIED_PAIRS)
+    return fmean(len(learned.candidates(source, base)) for source, _ in tried)
