@@ -102,7 +102,7 @@ def _scores(run: Path, test: str, arguments: argparse.Namespace) -> list[float]:
         translations = translator.translate([form(text, random) for text in sources])
         found.append(
             corpus_bleu(
-                [each.text for each in translations], references, case="lower"
+                [each.text for each in translations], references, lowercase=True
             ).score
         )
     return found

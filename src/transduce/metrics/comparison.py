@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from operator import ne
 from typing import Any
 from unicodedata import normalize
@@ -104,8 +104,7 @@ def paired_scores(
 
     Raises `DataError` unless all have a line for each reference.
     """
-    named = list(systems.items())
-    for _, hypotheses in named:
+    for hypotheses in systems.values():
         for lines in (references, *more_references):
             require_pairs(hypotheses, lines)
     texts = ScoredTexts.of([*systems.values(), references, *more_references])
@@ -119,17 +118,14 @@ def paired_scores(
         shuffling = PairedTest(named, keyed, documents, "ar", trials.shuffles)
     bootstrap_signatures, drawn = bootstrap()
     shuffling_signatures, shuffled = shuffling()
-    for signature in (*bootstrap_signatures.values(), *shuffling_signatures.values()):
-        for step, value in texts.steps:
-            signature.update(step, value)
     return tuple(
         PairedScores(
             metric=name,
             systems=_scores_of_systems(
                 _results(drawn[name]), _results(shuffled[name]), num_different
             ),
-            bootstrap_signature=str(signature),
-            randomisation_signature=str(shuffling_signatures[name]),
+            bootstrap_signature=texts.signed(signature),
+            randomisation_signature=texts.signed(shuffling_signatures[name]),
         )
         for name, signature in bootstrap_signatures.items()
     )
@@ -367,7 +363,10 @@ def compare(
     texts = ScoredTexts.of([*systems.values(), *every]).columns
     systems = dict(zip(systems, texts, strict=False))
     references, *_ = every = texts[len(systems) :]
-    words = _word_splitter(bleu)
+
+    def words(line: str) -> list[str]:
+        return bleu.tokenizer(line.strip()).split()
+
     frequencies = Counter(
         word
         for line in (references if training is None else training)
@@ -377,14 +376,10 @@ def compare(
         systems=tuple(systems),
         num_sentences=len(references),
         scores=scores,
-        by_length=_by_length(systems, every, bleu, chrf),
+        by_length=_by_length(systems, every, words, bleu, chrf),
         by_frequency=_by_frequency(systems, references, words, frequencies),
         examples=_examples(systems, every, sources, chrf, num_examples),
     )
-
-
-def _word_splitter(bleu: BLEU) -> Callable[[str], list[str]]:
-    return lambda line: bleu.tokenizer(line.strip()).split()
 
 
 def _buckets(bounds: Sequence[int]) -> list[Bucket]:
@@ -397,21 +392,22 @@ def _buckets(bounds: Sequence[int]) -> list[Bucket]:
 def _by_length(
     systems: Mapping[str, Sequence[str]],
     references: Sequence[Sequence[str]],
+    words: Callable[[str], list[str]],
     bleu: BLEU,
     chrf: CHRF,
 ) -> tuple[LengthScores, ...]:
-    first = references[0]
-    words = _word_splitter(bleu)
-    places = [bisect_left(LENGTH_BOUNDS, len(words(line))) for line in first]
-    order = sorted(range(len(first)), key=places.__getitem__)
-    buckets, found = _buckets(LENGTH_BOUNDS), []
-    for place, group in groupby(order, key=places.__getitem__):
-        lines = list(group)
+    """Score the buckets that hold a sentence."""
+    places = [bisect_left(LENGTH_BOUNDS, len(words(line))) for line in references[0]]
+    found = []
+    for place, bucket in enumerate(_buckets(LENGTH_BOUNDS)):
+        lines = [i for i, own in enumerate(places) if own == place]
+        if not lines:
+            continue
         wanted = [[each[i] for i in lines] for each in references]
         written = [[hypotheses[i] for i in lines] for hypotheses in systems.values()]
         found.append(
             LengthScores(
-                words=buckets[place],
+                words=bucket,
                 num_sentences=len(lines),
                 bleu=tuple(bleu.corpus_score(each, wanted).score for each in written),
                 chrf=tuple(chrf.corpus_score(each, wanted).score for each in written),
@@ -488,9 +484,13 @@ def _examples(
 
     found = []
     for name in others:
-        examples = [example(name, i) for i in range(len(references[0]))]
-        better = sorted((e for e in examples if e.difference > 0), key=_by_difference)
-        worse = sorted((e for e in examples if e.difference < 0), key=_by_difference)
+        # Of equal differences, the first line stays first.
+        examples = sorted(
+            (example(name, i) for i in range(len(references[0]))),
+            key=lambda each: -abs(each.difference),
+        )
+        better = [each for each in examples if each.difference > 0]
+        worse = [each for each in examples if each.difference < 0]
         found.append(
             SystemExamples(
                 system=name,
@@ -499,8 +499,3 @@ def _examples(
             )
         )
     return tuple(found)
-
-
-def _by_difference(example: Example) -> tuple[float, int]:
-    """Sort key: the largest difference first, and of equal ones the first line."""
-    return -abs(example.difference), example.line

@@ -33,6 +33,7 @@ from transduce.errors import DataError, RequestError, missing_package
 from transduce.text.languages import base, detect_by_script, english_name, is_unspaced
 
 if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Signature
     from sacrebleu.metrics.bleu import BLEU
     from sacremoses import MosesPunctNormalizer
 
@@ -107,23 +108,17 @@ def require_tokenizer(name: str) -> None:
 
     try:
         BLEU(tokenize=name, force=True)
-    except (ImportError, RuntimeError, AssertionError) as error:
-        if name in EXTRAS:
-            task = f"BLEU with the tokenizer {name}"
+    except (ImportError, RuntimeError, AssertionError, OSError) as error:
+        task = f"BLEU with the tokenizer {name}"
+        if name in EXTRAS and not isinstance(error, OSError):
             message = missing_package(task, *EXTRAS[name])
             hint = " Or choose another tokenizer, such as char."
             raise RequestError(message + hint) from None
-        raise RequestError(_unusable(name, error)) from None
-    except OSError as error:  # sacreBLEU downloads its model once
-        raise RequestError(_unusable(name, error)) from None
-
-
-def _unusable(name: str, error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return (
-        f"BLEU with the tokenizer {name} needs a model that sacreBLEU downloads and "
-        f"reads, but: {reason}; choose another tokenizer, such as char."
-    )
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise RequestError(
+            f"{task} needs a model that sacreBLEU downloads and reads, but: {reason}; "
+            "choose another tokenizer, such as char."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +166,7 @@ def corpus_bleu(
     references: Sequence[str],
     *,
     more_references: Sequence[Sequence[str]] = (),
-    case: Literal["mixed", "lower"] = "mixed",
+    lowercase: bool = False,
     tokenization: Tokenization | None = None,
 ) -> BleuScore:
     """Score detokenized text as sacreBLEU does (Post, 2018): 13a words by default.
@@ -182,7 +177,6 @@ def corpus_bleu(
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    lowercase = {"mixed": False, "lower": True}[case]
     chosen = tokenization or Tokenization()
     metric = BLEU(lowercase=lowercase, tokenize=chosen.name, force=True)
     score = _score("sacreBLEU", metric, hypotheses, [references, *more_references])
@@ -213,19 +207,16 @@ def paper_bleu(
     language: str = "de",
     *,
     more_references: Sequence[Sequence[str]] = (),
-    splits_compounds: bool | None = None,
 ) -> BleuScore:
     """Score detokenized text as the paper did (tensor2tensor's get_ende_bleu.sh).
 
     Both sides pass Unicode punctuation replacement, Moses' tokenizer, compound
-    splitting and multi-bleu.perl. The paper's script is for English-German; by default
-    only German compounds are split. The score is meaningless for languages without
-    spaces between words, since Moses' tokenizer splits at spaces."""
-    if splits_compounds is None:
-        splits_compounds = language == "de"
+    splitting and multi-bleu.perl. The paper's script is for English-German; only German
+    compounds are split. The score is meaningless for languages without spaces between
+    words, since Moses' tokenizer splits at spaces."""
     from sacremoses import MosesTokenizer  # slow to import, rarely needed
 
-    tokenizer = MosesTokenizer(language)
+    tokenizer, splits_compounds = MosesTokenizer(language), language == "de"
     texts = ScoredTexts.of([hypotheses, references, *more_references])
 
     def words(text: str) -> str:
@@ -315,6 +306,14 @@ class ScoredTexts:
         written = [[normalize("NFC", line) for line in each] for each in columns]
         return cls(columns=[*written], steps=(("nfc", "yes"),))
 
+    def signed(
+        self, signature: "Signature", more_steps: tuple[tuple[str, str], ...] = ()
+    ) -> str:
+        """Write a signature of sacreBLEU with the steps added to it."""
+        for step, value in (*self.steps, *more_steps):
+            signature.update(step, value)
+        return str(signature)
+
 
 def _multi_bleu(*, lowercase: bool) -> "BLEU":
     from sacrebleu.metrics.bleu import BLEU
@@ -334,9 +333,6 @@ def _score(
         require_pairs(hypotheses, each)
     texts = ScoredTexts.of([hypotheses, *references])
     counted = metric.corpus_score(texts.columns[0], texts.columns[1:])
-    signature = metric.get_signature()
-    for step, value in (*texts.steps, *steps):
-        signature.update(step, value)
     return BleuScore(
         name=name,
         score=counted.score,
@@ -344,13 +340,8 @@ def _score(
         brevity_penalty=counted.bp,
         hypothesis_length=counted.sys_len,
         reference_length=counted.ref_len,
-        statistics=(
-            counted.sys_len,
-            counted.ref_len,
-            *counted.counts,
-            *counted.totals,
-        ),
-        signature=str(signature),
+        statistics=(counted.sys_len, counted.ref_len, *counted.counts, *counted.totals),
+        signature=texts.signed(metric.get_signature(), steps),
     )
 
 
@@ -387,10 +378,8 @@ def corpus_chrf(
     metric = CHRF()
     texts = ScoredTexts.of([hypotheses, *every])
     score = metric.corpus_score(texts.columns[0], texts.columns[1:]).score
-    signature = metric.get_signature()
-    for step, value in texts.steps:
-        signature.update(step, value)
-    return ChrfScore(name=f"chrF{metric.beta}", score=score, signature=str(signature))
+    signature = texts.signed(metric.get_signature())
+    return ChrfScore(name=f"chrF{metric.beta}", score=score, signature=signature)
 
 
 LONGEST_N_GRAM = 4
