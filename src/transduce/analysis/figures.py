@@ -33,6 +33,7 @@ from transduce.report.chart import (
     STYLE,
     drawn_in,
     fonts_for,
+    literal,
     new_figure,
     picture_of,
 )
@@ -88,20 +89,6 @@ class LabelledHeads:
     keys: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadValues:
-    """Value of each head of a kind of attention, by layer and head, both from 1."""
-
-    kind: AttentionKind
-    values: Mapping[tuple[int, int], float]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Numbers of layers, and of heads of a layer."""
-        layers, heads = zip(*self.values, strict=True)
-        return max(layers), max(heads)
-
-
 def draw_lines(
     labelled: LabelledHeads,
     layer: int,
@@ -133,11 +120,8 @@ def draw_lines(
         for number, head in enumerate(heads):
             shift = (number - (len(heads) - 1) / 2) / len(heads)
             _draw_head(axes, labelled, layer, head, queries, shift)
-        above_at, below_at = (_places(len(s), num_columns) for s in (above, below))
-        placed_above = list(zip(above_at, above, strict=True))
-        placed_below = list(zip(below_at, below, strict=True))
-        _write_tokens(axes, placed_above, 1.02, "bottom", queries)
-        _write_tokens(axes, placed_below, -0.02, "top", None)
+        _write_tokens(axes, above, num_columns, 1.02, "bottom", queries or ())
+        _write_tokens(axes, below, num_columns, -0.02, "top", ())
         _write_legend(figure, layer, heads, legend_columns)
     return figure
 
@@ -224,21 +208,22 @@ def _draw_head(
 
 def _write_tokens(
     axes: Axes,
-    labels: Sequence[tuple[float, str]],
+    labels: Sequence[str],
+    num_columns: int,
     y: float,
     side: Literal["bottom", "top"],
-    chosen: Collection[int] | None,
+    bold: Collection[int],
 ) -> None:
-    for number, (place, label) in enumerate(labels):
-        is_bold = chosen is not None and number in chosen
+    places = _places(len(labels), num_columns)
+    for number, (place, label) in enumerate(zip(places, labels, strict=True)):
         axes.text(
             place,
             y,
-            _plain(label),
+            literal(label),
             rotation=90,
             ha="center",
             va=side,
-            fontweight="bold" if is_bold else "normal",
+            fontweight="bold" if number in bold else "normal",
         )
 
 
@@ -265,8 +250,8 @@ def draw_maps(labelled: LabelledHeads, layer: int, heads: Sequence[int]) -> Figu
         for axes, head in zip(grid.flat, heads, strict=False):
             _draw_map(axes, labelled.weights[layer - 1, head - 1].numpy())
             axes.set_title(f"layer {layer}, head {head}", fontsize="medium")
-            axes.set_xticks(range(len(columns)), map(_plain, columns), rotation=90)
-            axes.set_yticks(range(len(rows)), map(_plain, rows))
+            axes.set_xticks(range(len(columns)), map(literal, columns), rotation=90)
+            axes.set_yticks(range(len(rows)), map(literal, rows))
             axes.tick_params(labelsize="xx-small" if is_dense else "medium")
         for axes in grid.flat[len(heads) :]:
             axes.set_axis_off()
@@ -307,12 +292,15 @@ def _add_bar(figure: Figure, grid: Any) -> None:
     bar.set_ticks([0, 0.5, 1])
 
 
-def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
-    """Draw one grid of layers and heads for each kind of attention."""
-    values = [abs(value) for grid in grids for value in grid.values.values()]
-    most = max([*filter(math.isfinite, values), LEAST_MOST])
-    num_layers = max(grid.shape[0] for grid in grids)
-    num_heads = max(grid.shape[1] for grid in grids)
+def draw_heads(
+    name: str,
+    title: str,
+    grids: Mapping[AttentionKind, Float[np.ndarray, "layers heads"]],
+) -> Picture:
+    """Draw the values of all heads of each kind of attention; NaN is unknown."""
+    values = np.abs(np.concatenate([grid.ravel() for grid in grids.values()]))
+    most = max([*values[np.isfinite(values)].tolist(), LEAST_MOST])
+    num_layers, num_heads = np.max([grid.shape for grid in grids.values()], axis=0)
     width, height = 0.62 * num_heads + 0.5, 0.5 * num_layers + 0.9
     # Always wide enough for three grids, so that fewer are not drawn larger; but a
     # page would make the digits of many heads side by side too small.
@@ -321,26 +309,29 @@ def draw_heads(name: str, title: str, grids: Sequence[HeadValues]) -> Picture:
     with matplotlib.rc_context(STYLE):
         figure = new_figure(in_a_row * width, num_rows * height)
         all_axes = figure.subplots(num_rows, in_a_row, squeeze=False).flat
-        for axes, grid in zip(all_axes, grids, strict=False):
-            _draw_grid(axes, grid, most)
+        for axes, (kind, grid) in zip(all_axes, grids.items(), strict=False):
+            _draw_grid(axes, kind, grid, most)
         for axes in all_axes[len(grids) :]:
             axes.set_axis_off()
     return picture_of(figure, name, title)
 
 
-def _draw_grid(axes: Axes, grid: HeadValues, most: float) -> None:
+def _draw_grid(
+    axes: Axes,
+    kind: AttentionKind,
+    grid: Float[np.ndarray, "layers heads"],
+    most: float,
+) -> None:
     # Small values, such as increases of a loss, have two digits that are not 0.
     small = 1 - math.floor(math.log10(most))
     digits = min(max(2, small), MAX_DIGITS) if most > LEAST_MOST else 2
     colours = matplotlib.colormaps["Blues"]
-    values = np.full(grid.shape, np.nan)
-    for (layer, head), value in grid.values.items():
-        values[layer - 1, head - 1] = value
+    for (layer, head), value in np.ndenumerate(grid):
         background = colours(abs(value) / most)
         is_known = not math.isnan(value)
         axes.text(
-            head,
-            layer,
+            head + 1,
+            layer + 1,
             f"{value:z.{digits}f}" if is_known else "–",
             ha="center",
             va="center",
@@ -349,14 +340,14 @@ def _draw_grid(axes: Axes, grid: HeadValues, most: float) -> None:
         )
     num_layers, num_heads = grid.shape
     axes.imshow(
-        np.abs(values),
+        np.abs(grid),
         cmap=colours,
         vmin=0,
         vmax=most,
         aspect="auto",
         extent=(0.5, num_heads + 0.5, num_layers + 0.5, 0.5),
     )
-    axes.set(xlabel="head", ylabel="layer", title=grid.kind)
+    axes.set(xlabel="head", ylabel="layer", title=kind)
     axes.set_xticks(range(1, num_heads + 1))
     axes.set_yticks(range(1, num_layers + 1))
     axes.tick_params(length=0)
@@ -416,11 +407,6 @@ def write_figure(figure: Figure, path: Path, *, overwrite: bool) -> None:
             )
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror}).") from None
-
-
-def _plain(label: str) -> str:
-    """Escape dollar signs, between which matplotlib reads formulas."""
-    return label.replace("$", r"\$")
 
 
 TRAINING, DEV, REWARD, *OTHERS = COLOURS
@@ -550,7 +536,7 @@ def _line(
             [e["step"] for e in entries],
             [math.nan if value is None else value for value in values],
             color=color,
-            label=label,
+            label=literal(label),
             marker=marker or ("." if alone else ""),
             markevery=None if marker else alone,
             markersize=4 if marker else 6,

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from transduce.analysis.figures import HeadValues, draw_heads
+import numpy as np
+
+from transduce.analysis.figures import draw_heads
 from transduce.analysis.grammar_heads import (
     AlignmentError,
     AnnotatedSurvey,
@@ -168,13 +170,10 @@ def _pruning(survey: HeadSurvey) -> Iterator[Part]:
 
 
 def _picture(name: str, title: str, values: list[tuple[HeadName, float]]) -> Picture:
-    present = {head.kind for head, _ in values}
-    kinds = [kind for kind in ATTENTION_KINDS if kind in present]
-    grids = [
-        HeadValues(
-            kind=kind,
-            values={(h.layer, h.head): v for h, v in values if h.kind == kind},
-        )
-        for kind in kinds
-    ]
+    grids = {}
+    for kind in ATTENTION_KINDS:
+        by_place = {(h.layer, h.head): v for h, v in values if h.kind == kind}
+        if by_place:
+            ordered = [by_place[place] for place in sorted(by_place)]
+            grids[kind] = np.reshape(ordered, max(by_place))
     return draw_heads(name, title, grids)

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -116,6 +116,14 @@ def _part_of_a_page(svg: str, name: str, title: str) -> str:
     return re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{name}-", svg).rstrip()
 
 
+def literal(text: str) -> str:
+    """Text that Matplotlib draws as it is, which reads formulas between dollar signs.
+
+    Characters that XML lacks are replaced.
+    """
+    return xml_text(text).replace("$", r"\$")
+
+
 class _ShortNumbers(LogFormatter):
     """Labels some values of a logarithmic axis, as 0.2 rather than 2e-01."""
 
@@ -129,13 +137,13 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
             series.x,
             series.y,
             color=COLOURS[series.colour],
-            label=xml_text(series.label) or None,
+            label=literal(series.label) or None,
             linestyle={"line": "--", "curve": "-"}.get(series.drawn, ""),
             linewidth=1.2,
             marker={"points": "o", "curve": "."}.get(series.drawn, ""),
             markersize=5,
         )
-    axes.set(xlabel=xml_text(chart.x_label), ylabel=xml_text(chart.y_label))
+    axes.set(xlabel=literal(chart.x_label), ylabel=literal(chart.y_label))
     axes.grid(visible=True, alpha=0.2)
     if chart.scale == "log":
         axes.set(xscale="log", yscale="log")
@@ -148,8 +156,7 @@ def _draw_on(axes: Axes, chart: Chart) -> None:
     if chart.scale == "log x":
         axes.set(xscale="log")
     if chart.names:
-        names = [xml_text(name) for name in chart.names]
-        axes.set_xticks(range(len(names)), names, rotation=90)
+        axes.set_xticks(range(len(chart.names)), map(literal, chart.names), rotation=90)
 
 
 DEFAULT_FONT = "DejaVu Sans"
@@ -222,7 +229,9 @@ def installed_fonts() -> tuple[tuple[str, str], ...]:
     known = {entry.fname for entry in font_manager.fontManager.ttflist}
     for path in font_manager.findSystemFonts():
         if path not in known:  # installed since matplotlib made its list
-            _add(path)
+            # It cannot draw some fonts, such as a colour emoji font.
+            with suppress(OSError, RuntimeError, UnicodeDecodeError):
+                font_manager.fontManager.addfont(path)
     fonts = {
         (entry.name, entry.fname)
         for entry in font_manager.fontManager.ttflist
@@ -231,13 +240,6 @@ def installed_fonts() -> tuple[tuple[str, str], ...]:
         and entry.weight in (400, "normal", "regular", "book")
     }
     return tuple(sorted(fonts, key=_rank))
-
-
-def _add(path: str) -> None:
-    try:
-        font_manager.fontManager.addfont(path)
-    except (OSError, RuntimeError, UnicodeDecodeError):
-        return  # a font that matplotlib cannot draw, such as a colour emoji font
 
 
 def _rank(font: tuple[str, str]) -> tuple[int, bool, str, str]:

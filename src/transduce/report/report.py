@@ -91,9 +91,7 @@ def columns(first: str, *others: str) -> tuple[Column, ...]:
 
 def plain(cell: Cell) -> str:
     """Text of a cell without highlighting."""
-    if isinstance(cell, str):
-        return cell
-    return cell.separator.join(word for word, _ in cell.words)
+    return _marked(cell, str, "{}")
 
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~]|&(?=#?\w+;))")
@@ -144,22 +142,11 @@ def _block(part: Part) -> str:
 def _markdown_table(table: Table) -> Iterator[str]:
     if table.title:
         yield f"{_escaped(table.title)}:\n"
-    yield _markdown_row([_escaped(column.name) for column in table.columns])
-    yield _markdown_row([_rule(column) for column in table.columns])
-    for row in table.rows:
-        yield _markdown_row([_markdown_cell(cell) for cell in row])
-
-
-def _markdown_row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _rule(column: Column) -> str:
-    return "---" if column.is_text else "---:"
-
-
-def _markdown_cell(cell: Cell) -> str:
-    return _marked(cell, _escaped, "**{}**")
+    heads = [_escaped(column.name) for column in table.columns]
+    rules = ["---" if column.is_text else "---:" for column in table.columns]
+    rows = ([_marked(cell, _escaped, "**{}**") for cell in row] for row in table.rows)
+    for cells in (heads, rules, *rows):
+        yield f"| {' | '.join(cells)} |"
 
 
 def _marked(cell: Cell, escaped: Callable[[str], str], mark: str) -> str:
@@ -259,30 +246,21 @@ def _html_table(table: Table, name: str) -> Iterator[str]:
     yield f"{_scrolling('table', name)}\n<table>"
     if table.title:
         yield f"<caption>{escape(table.title)}</caption>"
+    kinds = [' class="text"' if each.is_text else "" for each in table.columns]
     heads = "".join(
-        f'<th scope="col"{_html_class(column)}>{escape(column.name)}</th>'
-        for column in table.columns
+        f'<th scope="col"{kind}>{escape(column.name)}</th>'
+        for kind, column in zip(kinds, table.columns, strict=True)
     )
     yield f"<thead><tr>{heads}</tr></thead>\n<tbody>"
-    for row in table.rows:
-        cells = zip(table.columns, row, strict=True)
-        html = (_html_td(column, cell) for column, cell in cells)
-        yield f"<tr>{''.join(html)}</tr>"
-    yield "</tbody>\n</table>\n</div>"
-
-
-def _html_td(column: Column, cell: Cell) -> str:
     # Text from right to left takes that direction, or its words change their order.
-    direction = ' dir="auto"' if column.is_text else ""
-    return f"<td{_html_class(column)}{direction}>{_html_cell(cell)}</td>"
-
-
-def _html_class(column: Column) -> str:
-    return ' class="text"' if column.is_text else ""
-
-
-def _html_cell(cell: Cell) -> str:
-    return _marked(cell, escape, "<mark>{}</mark>")
+    starts = [f'<td{kind} dir="auto">' if kind else "<td>" for kind in kinds]
+    for row in table.rows:
+        cells = (
+            f"{start}{_marked(cell, escape, '<mark>{}</mark>')}</td>"
+            for start, cell in zip(starts, row, strict=True)
+        )
+        yield f"<tr>{''.join(cells)}</tr>"
+    yield "</tbody>\n</table>\n</div>"
 
 
 NOT_XML = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")

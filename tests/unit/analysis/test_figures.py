@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 import matplotlib.text
+import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
@@ -15,7 +16,6 @@ from matplotlib.figure import Figure
 from transduce.analysis import figures
 from transduce.analysis.figures import (
     HEAD_COLOURS,
-    HeadValues,
     LabelledHeads,
     draw_heads,
     draw_lines,
@@ -161,8 +161,7 @@ def test_the_last_resort_font_is_never_chosen() -> None:
 
 def values_drawn(*values: float) -> list[str]:
     """Texts of the cells of a picture of one layer."""
-    heads = {(1, head): value for head, value in enumerate(values, start=1)}
-    picture = draw_heads("name", "title", [HeadValues(kind="encoder", values=heads)])
+    picture = draw_heads("name", "title", {"encoder": np.array([values])})
     return re.findall(r">([−–\d.-]*[–.][−\d]*)</text>", picture.svg)
 
 
@@ -183,9 +182,8 @@ def test_values_of_heads_have_digits_and_no_negative_zero(
 
 
 def test_a_value_is_legible_on_its_cell() -> None:
-    heads = {(1, 1): 0.62, (1, 2): 1.0, (1, 3): 0.1}
-    grid = HeadValues(kind="encoder", values=heads)
-    svg = draw_heads("name", "title", [grid]).svg
+    values = np.array([[0.62, 1.0, 0.1]])
+    svg = draw_heads("name", "title", {"encoder": values}).svg
     cells = re.findall(r"fill: (#\w+)[^>]*>(\d\.\d\d)<", svg)
     dark = figures.DARK  # white has a contrast of 3.3 there
     assert cells == [(dark, "0.62"), ("#ffffff", "1.00"), (dark, "0.10")]
@@ -206,8 +204,7 @@ def test_sixteen_heads_have_lines_that_differ() -> None:
 
 @pytest.mark.parametrize("num_heads", [1, 3, 4, 5, 6, 8, 16])
 def test_digits_of_many_heads_are_legible_on_a_page(num_heads: int) -> None:
-    values = {(1, head): 0.5 for head in range(1, num_heads + 1)}
-    grids = [HeadValues(kind=kind, values=values) for kind in ATTENTION_KINDS]
+    grids = dict.fromkeys(ATTENTION_KINDS, np.full((1, num_heads), 0.5))
     picture = draw_heads("name", "title", grids)
     shown = as_html(Section(title="Heads", parts=(picture,)))
     found = re.search(r'width="([\d.]+)pt"', picture.svg)

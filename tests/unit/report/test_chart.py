@@ -58,6 +58,18 @@ def test_a_legend_covers_no_values(figures: list[Figure], number: int) -> None:
     assert max(text.x1 for text in texts) < figure.bbox.x1
 
 
+def test_labels_are_no_formulas() -> None:
+    label = "$PATH and $HOME"
+    series = Series(label=label, x=[0], y=[1])
+    drawn = draw(
+        Chart(
+            name="c", title="", x_label=label, y_label=label, series=(series,),
+            names=(label,),
+        )
+    )  # fmt: skip
+    assert drawn.svg.count(label) == 4
+
+
 def test_labels_within_a_decade_are_short_numbers() -> None:
     svg = draw(
         logarithmic(Series(label="scaled", x=[4, 16, 64], y=[0.3, 0.2, 0.06]))
