@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log
 from statistics import geometric_mean, linear_regression, median
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -38,6 +38,8 @@ LayerType = Literal[
 of section 4 also has contiguous kernels and separable convolutions."""
 Letter = Literal["n", "d", "k", "r"]
 """Size of a layer, by the letters of Table 1."""
+Positions: TypeAlias = Float[Tensor, "batch length d_model"]
+"""Input and output of a layer: a vector for each position."""
 
 SUSTAINED_TFLOPS = {"K80": 2.8, "K40": 3.7, "M40": 6.0, "P100": 9.5}
 """Sustained single-precision TFLOPS by device, as the paper assumes (footnote 5)."""
@@ -103,39 +105,27 @@ class LayerCost:
 def layer_cost(layer: LayerType, sizes: LayerSizes) -> LayerCost:
     """Cost of a layer by Table 1; recurrences and convolutions are causal."""
     n, d, k, r = sizes.n, sizes.d, sizes.k, sizes.r
+
+    def cost(operations: int, path_length: int, sequential: int = 1) -> LayerCost:
+        return LayerCost(
+            operations=operations,
+            sequential_operations=sequential,
+            maximum_path_length=path_length,
+        )
+
     match layer:
         case "self-attention":
-            return LayerCost(
-                operations=n**2 * d, sequential_operations=1, maximum_path_length=1
-            )
+            return cost(n**2 * d, path_length=1)
         case "recurrent":
-            return LayerCost(
-                operations=n * d**2, sequential_operations=n, maximum_path_length=n
-            )
+            return cost(n * d**2, path_length=n, sequential=n)
         case "convolutional":
-            return LayerCost(
-                operations=k * n * d**2,
-                sequential_operations=1,
-                maximum_path_length=_dilated_steps(n, k),
-            )
+            return cost(k * n * d**2, path_length=_dilated_steps(n, k))
         case "convolutional, contiguous":
-            return LayerCost(
-                operations=k * n * d**2,
-                sequential_operations=1,
-                maximum_path_length=_steps(n - 1, reach=k - 1),
-            )
+            return cost(k * n * d**2, path_length=_steps(n - 1, reach=k - 1))
         case "separable convolutional":
-            return LayerCost(
-                operations=k * n * d + n * d**2,
-                sequential_operations=1,
-                maximum_path_length=_dilated_steps(n, k),
-            )
+            return cost(k * n * d + n * d**2, path_length=_dilated_steps(n, k))
         case "restricted self-attention":
-            return LayerCost(
-                operations=r * n * d,
-                sequential_operations=1,
-                maximum_path_length=_steps(n - 1, reach=r),
-            )
+            return cost(r * n * d, path_length=_steps(n - 1, reach=r))
 
 
 def estimate_flops(seconds: float, cluster: Cluster) -> float:
@@ -169,14 +159,10 @@ def _dilated_steps(n: int, k: int) -> int:
 
 HEAD_WIDTH = 64
 """d_k and d_v, as in the paper's base and big models; wider layers have more heads."""
-CAUSAL: frozenset[LayerType] = frozenset(
-    {
-        "recurrent",
-        "convolutional",
-        "convolutional, contiguous",
-        "separable convolutional",
-    }
-)
+CAUSAL: tuple[LayerType, ...] = (
+    "recurrent", "convolutional", "convolutional, contiguous",
+    "separable convolutional",
+)  # fmt: skip
 """Layer types whose outputs depend on no later input."""
 
 
@@ -187,9 +173,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.attention = _attention(d_model)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Positions) -> Positions:
         return self.attention(x, x, None)
 
 
@@ -206,9 +190,7 @@ class RestrictedSelfAttention(nn.Module):
         self.attention = _attention(d_model)
         self.neighbourhood = neighbourhood
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Positions) -> Positions:
         r, length = self.neighbourhood, x.size(1)
         # The keys of a block begin r positions before it.
         is_near = torch.ones(r, 3 * r, dtype=torch.bool, device=x.device)
@@ -236,9 +218,7 @@ class Recurrence(nn.Module):
         super().__init__()
         self.lstm = nn.LSTM(d_model, d_model, batch_first=True)
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Positions) -> Positions:
         output, _ = self.lstm(x)
         return output
 
@@ -251,9 +231,7 @@ class Convolution(nn.Module):
         self.convolution = nn.Conv1d(d_model, d_model, kernel_width, dilation=dilation)
         self.reach = (kernel_width - 1) * dilation
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Positions) -> Positions:
         channels = functional.pad(x.transpose(1, 2), (self.reach, 0))
         return self.convolution(channels).transpose(1, 2)
 
@@ -273,15 +251,15 @@ class SeparableConvolution(nn.Module):
         self.pointwise = nn.Conv1d(d_model, d_model, 1)
         self.reach = (kernel_width - 1) * dilation
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Positions) -> Positions:
         channels = functional.pad(x.transpose(1, 2), (self.reach, 0))
         return self.pointwise(self.depthwise(channels)).transpose(1, 2)
 
 
 def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module:
     """Make the layer at a place in a stack, from 0, which determines the dilation."""
+    # A dilation beyond the sequence's length makes no difference.
+    dilation = min(sizes.k**place, sizes.n)
     match layer:
         case "self-attention":
             return SelfAttention(sizes.d)
@@ -290,15 +268,11 @@ def make_layer(layer: LayerType, sizes: LayerSizes, place: int = 0) -> nn.Module
         case "recurrent":
             return Recurrence(sizes.d)
         case "convolutional":
-            # A dilation beyond the sequence's length makes no difference.
-            dilation = min(sizes.k**place, sizes.n)
             return Convolution(sizes.d, sizes.k, dilation)
         case "convolutional, contiguous":
             return Convolution(sizes.d, sizes.k, dilation=1)
         case "separable convolutional":
-            return SeparableConvolution(
-                sizes.d, sizes.k, dilation=min(sizes.k**place, sizes.n)
-            )
+            return SeparableConvolution(sizes.d, sizes.k, dilation)
 
 
 def share_of_term(layer: LayerType, sizes: LayerSizes, letter: Letter) -> float:
@@ -360,15 +334,16 @@ class TruncatedRecurrence(nn.Module):
         self.lstm = recurrence.lstm
         self.num_steps = num_steps
 
-    def forward(
-        self, x: Float[Tensor, "batch length d_model"]
-    ) -> Float[Tensor, "batch length d_model"]:
+    def forward(self, x: Positions) -> Positions:
         outputs, state = [], None
         for position in range(x.size(1)):
             output, (hidden, cell) = self.lstm(x[:, position : position + 1], state)
             outputs.append(output)
-            is_detached = torch.arange(len(x)) == position + self.num_steps
-            state = _detached(hidden, is_detached), _detached(cell, is_detached)
+            is_detached = (torch.arange(len(x)) == position + self.num_steps)[:, None]
+            state = (
+                torch.where(is_detached, hidden.detach(), hidden),
+                torch.where(is_detached, cell.detach(), cell),
+            )
         return torch.cat(outputs, dim=1)
 
 
@@ -419,12 +394,6 @@ def _stack_of_steps(layer: LayerType, sizes: LayerSizes, num_steps: int) -> nn.M
     if layer == "recurrent":
         return TruncatedRecurrence(Recurrence(sizes.d), num_steps)
     return nn.Sequential(*(make_layer(layer, sizes, i) for i in range(num_steps)))
-
-
-def _detached(
-    state: Float[Tensor, "1 batch d_model"], is_detached: Bool[Tensor, " batch"]
-) -> Float[Tensor, "1 batch d_model"]:
-    return torch.where(is_detached[:, None], state.detach(), state)
 
 
 def longest_chain(last: Node) -> int:

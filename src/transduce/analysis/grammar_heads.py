@@ -43,89 +43,56 @@ MODIFIERS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dependency:
-    """Syntactic dependency between two words."""
-
-    kind: str
-    query: int
-    key: int
-
-
-def dependencies(tree: Tree) -> Iterator[Dependency]:
-    """Dependencies from modifiers to nouns, verbs to subjects, objects to verbs."""
-    phrases = _Phrases(tree)
-    yield from _modifier_dependencies(phrases)
-    for verb, phrase in phrases.verbs():
-        yield from _verb_dependencies(phrases, verb, phrase)
-
-
-class _Phrases:
-    """Tree with the innermost phrase of each leaf."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self.inner = [self._innermost(i) for i in range(len(tree.leaves))]
-
-    def _innermost(self, position: int) -> Constituent:
-        around = (c for c in self.tree.constituents if c.start <= position < c.end)
-        *_, inner = around
-        return inner
-
-    def nouns(self) -> Iterator[tuple[int, Constituent]]:
-        """Each noun phrase with its head: its own noun, or that of its first phrase."""
-        for phrase in self.tree.constituents:
-            noun = self._noun(phrase)
-            if phrase.label == "NP" and noun is not None:
-                yield noun, phrase
-
-    def _noun(self, phrase: Constituent) -> int | None:
-        inside = range(phrase.start, phrase.end)
-        tags = [leaf.tag for leaf in self.tree.leaves]
-        own = [i for i in inside if self.inner[i] is phrase and tags[i] in NOUNS]
-        first = [i for i in inside if self.inner[i] is self.inner[phrase.start]]
-        found = own or [i for i in first if tags[i] in NOUNS]
-        return found[-1] if found else None
-
-    def verbs(self) -> Iterator[tuple[int, Constituent]]:
-        """Each verb phrase with the verb that begins it."""
-        for phrase in self.tree.constituents:
-            tag = self.tree.leaves[phrase.start].tag
-            if phrase.label == "VP" and tag.startswith("V"):
-                yield phrase.start, phrase
-
-
-def _modifier_dependencies(phrases: _Phrases) -> Iterator[Dependency]:
-    nouns = {phrase: noun for noun, phrase in phrases.nouns()}
-    for position, leaf in enumerate(phrases.tree.leaves):
-        noun = nouns.get(phrases.inner[position])
-        if leaf.tag in MODIFIERS and noun is not None:
-            yield Dependency(kind=MODIFIERS[leaf.tag], query=position, key=noun)
-
-
-def _verb_dependencies(
-    phrases: _Phrases, verb: int, phrase: Constituent
-) -> Iterator[Dependency]:
-    before = [(n, p) for n, p in phrases.nouns() if p.end == phrase.start]
-    after = [n for n, p in phrases.nouns() if p.start == verb + 1]
-    if before:
-        # The longest noun phrase includes its relative clause.
-        subject = min(before, key=lambda each: each[1].start)[0]
-        yield Dependency(kind="verb → subject", query=verb, key=subject)
-    for noun in after[:1]:
-        yield Dependency(kind="object → verb", query=noun, key=verb)
-
-
-RELATIVE = ("WDT", "WP")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """Linked pair of words, and the kind of attention that could find it."""
 
     kind: str
-    attention: AttentionKind
+    attention: AttentionKind = "encoder"
     query: int
     key: int
+
+
+def dependencies(tree: Tree) -> Iterator[Link]:
+    """Dependencies from modifiers to nouns, verbs to subjects, objects to verbs."""
+    inner = [_innermost(tree, i) for i in range(len(tree.leaves))]
+    nouns = [
+        (noun, phrase)
+        for phrase in tree.constituents
+        if phrase.label == "NP" and (noun := _noun(tree, phrase, inner)) is not None
+    ]
+    noun_of = {phrase: noun for noun, phrase in nouns}
+    for position, leaf in enumerate(tree.leaves):
+        noun = noun_of.get(inner[position])
+        if leaf.tag in MODIFIERS and noun is not None:
+            yield Link(kind=MODIFIERS[leaf.tag], query=position, key=noun)
+    for phrase in tree.constituents:
+        verb = phrase.start
+        if phrase.label != "VP" or not tree.leaves[verb].tag.startswith("V"):
+            continue
+        if before := [each for each in nouns if each[1].end == verb]:
+            # The longest noun phrase includes its relative clause.
+            subject, _ = min(before, key=lambda each: each[1].start)
+            yield Link(kind="verb → subject", query=verb, key=subject)
+        for noun in [n for n, p in nouns if p.start == verb + 1][:1]:
+            yield Link(kind="object → verb", query=noun, key=verb)
+
+
+def _innermost(tree: Tree, position: int) -> Constituent:
+    """Return the innermost phrase of a leaf."""
+    around = (c for c in tree.constituents if c.start <= position < c.end)
+    *_, inner = around
+    return inner
+
+
+def _noun(tree: Tree, phrase: Constituent, inner: Sequence[Constituent]) -> int | None:
+    """Return the head of a noun phrase: its own noun, or that of its first phrase."""
+    nouns = [i for i in range(phrase.start, phrase.end) if tree.leaves[i].tag in NOUNS]
+    own = [i for i in nouns if inner[i] is phrase]
+    found = own or [i for i in nouns if inner[i] is inner[phrase.start]]
+    return found[-1] if found else None
+
+
+RELATIVE = ("WDT", "WP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +120,8 @@ def annotate(
     target_pieces: list[str],
 ) -> AnnotatedMaps:
     """Convert attention between sub-words to attention between words."""
-    source = _with_end(_letter_groups(source_pieces, sentence.source_words))
+    source = _letter_groups(source_pieces, sentence.source_words)
+    source = torch.block_diag(source, source.new_ones(1, 1))  # with the end token
     target = _letter_groups(target_pieces, sentence.target_words)
     cross = maps.encoder_decoder
     return AnnotatedMaps(
@@ -164,24 +132,17 @@ def annotate(
     )
 
 
-def _with_end(
-    groups: Float[Tensor, "pieces words"],
-) -> Float[Tensor, "pieces_and_end words_and_end"]:
-    return torch.block_diag(groups, groups.new_ones(1, 1))
-
-
 def links(sentence: GrammarSentence) -> Iterator[Link]:
     """Links from pronouns to their antecedents, and from words to their heads."""
     tree = parse_tree(sentence.tree)
     yield from _antecedents(sentence, tree)
-    for each in dependencies(tree):
-        yield Link(kind=each.kind, attention="encoder", query=each.query, key=each.key)
+    yield from dependencies(tree)
 
 
 def _antecedents(sentence: GrammarSentence, tree: Tree) -> Iterator[Link]:
     for pronoun, noun in sentence.antecedents:
         kind = f"{_pronoun_kind(tree, pronoun)} → antecedent"
-        yield Link(kind=kind, attention="encoder", query=pronoun, key=noun)
+        yield Link(kind=kind, query=pronoun, key=noun)
         if tree.leaves[pronoun].tag != "PRP":
             continue
         for source, target in sentence.alignment:
@@ -240,28 +201,17 @@ def count_alignment(annotated: AnnotatedMaps, total: AlignmentCounts) -> None:
 
 def error_rates(total: AlignmentCounts) -> Iterator[AlignmentError]:
     """Yield the alignment error rates of every head and layer."""
-    for (place, linking), counts in total.items():
-        yield from _errors_by(counts, place, linking)
-
-
-def _errors_by(
-    counts: Float[Tensor, "right_found_gold layers heads_and_mean"],
-    place: Place,
-    linking: Linking,
-) -> Iterator[AlignmentError]:
-    right, found, gold = counts
-    rates = 1 - 2 * right / (found + gold)
-    num_layers, num_and_mean = rates.shape
-    for layer in range(num_layers):
-        for head in range(num_and_mean):
-            is_mean = head == num_and_mean - 1
-            yield AlignmentError(
-                layer=layer + 1,
-                head=None if is_mean else head + 1,
-                place=place,
-                linking=linking,
-                error_rate=float(rates[layer, head]),
-            )
+    for (place, linking), (right, found, gold) in total.items():
+        rates = (1 - 2 * right / (found + gold)).tolist()
+        for layer, (*of_heads, of_mean) in enumerate(rates, start=1):
+            for head, rate in (*enumerate(of_heads, start=1), (None, of_mean)):
+                yield AlignmentError(
+                    layer=layer,
+                    head=head,
+                    place=place,
+                    linking=linking,
+                    error_rate=rate,
+                )
 
 
 def _link_counts(

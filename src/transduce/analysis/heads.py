@@ -206,38 +206,34 @@ def _at_reach(
 
 def head_statistics(sums: Iterable[HeadSums]) -> list[HeadStatistics]:
     """Statistics of every head, as means over all queries."""
-    return [each for one in sums for each in _statistics_of_kind(one)]
-
-
-def preferred_offsets(sums: Iterable[HeadSums]) -> list[Offset]:
-    """Preferred offset of every self-attention head."""
     return [
-        each
+        HeadStatistics(
+            head=head,
+            **{
+                name: float(total[place] / one.num_queries)
+                for name, total in one.statistics.items()
+            },
+        )
         for one in sums
-        if one.weights is not None and one.even_weights is not None
-        for each in _offsets_of_kind(
-            one.kind,
-            _shares_by_offset(one.weights) / one.num_queries,
-            _shares_by_offset(one.even_weights)[0, 0] / one.num_queries,
-        )
+        for head, place in numbered_heads(one.kind, one.statistics["entropy"])
     ]
 
 
-def _offsets_of_kind(
-    kind: AttentionKind,
-    shares: Float[Tensor, "layers heads offsets"],
-    even_shares: Float[Tensor, " offsets"],
-) -> list[Offset]:
-    best, chosen = shares.max(dim=-1)
-    return [
-        Offset(
-            head=name,
-            offset=int(chosen[place]) - FARTHEST,
-            share=float(best[place]),
-            even_share=float(even_shares[chosen[place]]),
-        )
-        for name, place in numbered_heads(kind, best)
-    ]
+def preferred_offsets(sums: Iterable[HeadSums]) -> Iterator[Offset]:
+    """Yield the preferred offset of every self-attention head."""
+    for one in sums:
+        if one.weights is None or one.even_weights is None:
+            continue
+        shares = _shares_by_offset(one.weights) / one.num_queries
+        even_shares = _shares_by_offset(one.even_weights)[0, 0] / one.num_queries
+        best, chosen = shares.max(dim=-1)
+        for head, place in numbered_heads(one.kind, best):
+            yield Offset(
+                head=head,
+                offset=int(chosen[place]) - FARTHEST,
+                share=float(best[place]),
+                even_share=float(even_shares[chosen[place]]),
+            )
 
 
 def _shares_by_offset(
@@ -245,16 +241,6 @@ def _shares_by_offset(
 ) -> Float[Tensor, "layers heads offsets"]:
     """Weight around each offset from -FARTHEST to FARTHEST."""
     return weights.unfold(-1, 3, 1).sum(dim=-1)
-
-
-def _statistics_of_kind(sums: HeadSums) -> list[HeadStatistics]:
-    means = {name: each / sums.num_queries for name, each in sums.statistics.items()}
-    return [
-        HeadStatistics(
-            head=head, **{name: float(mean[place]) for name, mean in means.items()}
-        )
-        for head, place in numbered_heads(sums.kind, means["entropy"])
-    ]
 
 
 def _sums_over_queries(

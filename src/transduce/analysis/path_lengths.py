@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -48,11 +48,18 @@ class PathLengths:
 
 
 def with_scaled_gradient(value: Any, factor: float) -> Any:
-    """Multiply the gradient of all tensors of a module's output by a factor."""
+    """Multiply the gradient of all tensors of a module's output by a factor.
+
+    The output may be a tensor, a tuple or a dataclass.
+    """
     if isinstance(value, Tensor):
         return scaled_gradient(value, factor) if value.requires_grad else value
     if isinstance(value, tuple):
         return tuple(with_scaled_gradient(each, factor) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        scaled = {n: with_scaled_gradient(part, factor) for n, part in parts.items()}
+        return replace(value, **scaled)
     return value
 
 
@@ -183,7 +190,7 @@ def _gradients(
             memory = own.encode(ids)
         encoded = _states_of(memory, n)
         if own.cross_attention_taps:
-            memory = _scaled_fields(memory, epsilon)
+            memory = with_scaled_gradient(memory, epsilon)
         with _embedded(own, n) as target:
             states = own.decode(ids, memory)
     return (
@@ -254,15 +261,6 @@ class _InDouble(TorchFunctionMode):
         return func(*args, **given)
 
 
-def _scaled_fields(memory: Any, factor: float) -> Any:
-    """Multiply the gradient of all tensors of an encoder's output by a factor."""
-    values = {field.name: getattr(memory, field.name) for field in fields(memory)}
-    return replace(
-        memory,
-        **{n: with_scaled_gradient(value, factor) for n, value in values.items()},
-    )
-
-
 def _is_self_attention(module: nn.Module, crossing: Sequence[nn.Module]) -> bool:
     tap = dict(module.named_children()).get("weights_tap")
     return tap is not None and all(tap is not each for each in crossing)
@@ -288,8 +286,7 @@ def _signals_scaled(model: Any, factor: float) -> Iterator[None]:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.RNNBase):
             # Only its function is replaced, as callers read the type of the module.
-            stepped = SteppedRecurrence(module, factor)
-            module.forward = stepped.forward
+            module.forward = SteppedRecurrence(module, factor).forward
         if isinstance(module, FastForwardLayer | SSRU):
             module.step = _scaling(module.step, factor)  # type: ignore[method-assign]
         # Convolutions are maps of windows, which carry this name.

@@ -146,20 +146,16 @@ class _RecordedSearch:
             gain = float(log_probs[parent, token])
             if token in self._ids[parent]:
                 gain *= self._penalty
-            branches.append(_branch(parent, token, gain, before))
+            branches.append(
+                Branch(
+                    parent=None if before is None else parent,
+                    token=token,
+                    log_probability=gain,
+                    total=gain + (0.0 if before is None else before[parent].total),
+                )
+            )
         self._ids = [(*self._ids[parent], token) for parent, token in chosen]
         return tuple(branches)
-
-
-def _branch(
-    parent: int, token: int, gain: float, before: tuple[Branch, ...] | None
-) -> Branch:
-    return Branch(
-        parent=None if before is None else parent,
-        token=token,
-        log_probability=gain,
-        total=gain + (0.0 if before is None else before[parent].total),
-    )
 
 
 @for_inference
@@ -586,24 +582,19 @@ def _texts(sentence: SentenceAttention) -> str:
 def _data(sentence: SentenceAttention) -> str:
     """Data for the page's script; weights are little-endian float32 in base64."""
     pair = sentence.pair
+    cross = pair.maps.encoder_decoder
     data = {
         "source": _axis(pair.source),
         "read": _axis(pair.target_in),
         "written": _axis(pair.target_out),
-        "layer": _clearest_layer(pair.maps.encoder_decoder),
+        # The layer with the sharpest mean of heads is shown first.
+        "layer": int(cross.mean(dim=1).amax(dim=-1).mean(dim=-1).argmax()),
         "colours": HEAD_COLOURS,
         "maps": {kind: _weights(pair.maps.of(kind)) for kind in pair.maps.kinds},
     }
     # A text must not be able to close the element.
     text = json.dumps(data).replace("<", "\\u003c")
     return f'<script type="application/json" id="attention">{text}</script>'
-
-
-def _clearest_layer(
-    weights: Float[Tensor, "layers heads target source"],
-) -> int:
-    """Index of the layer with the sharpest mean of heads, which is shown first."""
-    return int(weights.mean(dim=1).amax(dim=-1).mean(dim=-1).argmax())
 
 
 def _axis(tokens: Tokens) -> dict[str, Any]:

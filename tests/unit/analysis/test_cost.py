@@ -1,5 +1,7 @@
 """The paper's formulas by hand, and its layers compared with the model's attention."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from transduce.analysis.cost import (
     Cluster,
     Convolution,
     LayerSizes,
+    LayerType,
     RestrictedSelfAttention,
     SelfAttention,
     SeparableConvolution,
@@ -95,14 +98,7 @@ def test_a_forecast_uses_published_utilisations():
 
 
 CPU = torch.device("cpu")
-LAYERS = [
-    "self-attention",
-    "recurrent",
-    "convolutional",
-    "convolutional, contiguous",
-    "separable convolutional",
-    "restricted self-attention",
-]
+LAYERS = get_args(LayerType)
 
 
 def counted_flops(layer: torch.nn.Module, sizes: LayerSizes) -> tuple[int, int]:

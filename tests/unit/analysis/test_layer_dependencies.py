@@ -1,5 +1,7 @@
 """Path lengths and sequential operations of real layers are those of Table 1."""
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from transduce.analysis.cost import (
     CAUSAL,
     EXACT,
     LayerSizes,
+    LayerType,
     Recurrence,
     TruncatedRecurrence,
     count_sequential_operations,
@@ -18,14 +21,7 @@ from transduce.analysis.cost import (
     maximum_path_length,
 )
 
-LAYERS = [
-    "self-attention",
-    "recurrent",
-    "convolutional",
-    "convolutional, contiguous",
-    "separable convolutional",
-    "restricted self-attention",
-]
+LAYERS = get_args(LayerType)
 SIZES = [
     LayerSizes(n=1, d=4, k=3, r=2),
     LayerSizes(n=9, d=4, k=3, r=4),
