@@ -7,8 +7,8 @@ formula, so that `transduce presets` needs no PyTorch; tests compare it with the
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import Field, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import (
     Any,
@@ -58,25 +58,27 @@ class RivalConfig(ArchitectureConfig, Protocol):
     """Settings of an architecture other than the Transformer."""
 
     @property
+    def dropout(self) -> float:
+        """Dropout rate; the architectures differ in what is dropped."""
+        ...
+
+    @property
     def num_parameters(self) -> int:
         """Number of parameters of a model with these settings."""
         ...
 
-    def scaled(self, factor: float) -> "RivalConfig":
-        """Return the settings with all widths multiplied by a factor."""
-        ...
 
+def _check_sizes(config: "RivalConfig", largest: Mapping[str, int]) -> None:
+    """Check the types of settings, the dropout, and sizes, each at least 1.
 
-def widths_scaled(
-    config: ArchitectureConfig, factor: float, names: Sequence[str]
-) -> dict[str, Any]:
-    """Multiply the named widths, and round them to multiples of 4; None is left out."""
-    widths = {name: getattr(config, name) for name in names}
-    return {
-        name: max(4 * round(width * factor / 4), 4)
-        for name, width in widths.items()
-        if width is not None
-    }
+    `largest` has the largest value of each size but those of the vocabularies.
+    """
+    convert_and_check(config, "model.")
+    for name in ("vocab_size", "target_vocab_size"):
+        require_between(f"model.{name}", getattr(config, name), 1, MAX[name])
+    for name, most in largest.items():
+        require_between(f"model.{name}", getattr(config, name), 1, most)
+    require_rate("model.dropout", config.dropout)
 
 
 Cell = Literal["lstm", "gru"]
@@ -165,28 +167,19 @@ class RecurrentConfig:
     """First bias of the forget gates of LSTMs; 1 in tensorflow/nmt."""
 
     def __post_init__(self) -> None:
-        convert_and_check(self, "model.")
-        self._check_sizes()
-        require_rate("model.dropout", self.dropout)
-        self._check_layers()
-        self._check_readout()
-
-    def _check_sizes(self) -> None:
-        for name in (
-            "vocab_size",
-            "target_vocab_size",
-            "d_model",
-            "embedding_width",
-            "attention_width",
-            "readout_width",
-        ):
-            maximum = MAX.get(name, MAX["d_model"])
-            require_between(f"model.{name}", getattr(self, name), 1, maximum)
-        for name in ("encoder_layers", "decoder_layers"):
-            maximum = MAX["num_layers"]
-            require_between(f"model.{name}", getattr(self, name), 1, maximum)
+        width, depth = MAX["d_model"], MAX["num_layers"]
+        _check_sizes(
+            self,
+            {
+                "d_model": width, "embedding_width": width, "attention_width": width,
+                "readout_width": width, "encoder_layers": depth,
+                "decoder_layers": depth,
+            },
+        )  # fmt: skip
         require_between("model.initial_range", self.initial_range, 1e-6, 10)
         require_between("model.forget_bias", self.forget_bias, -100, 100)
+        self._check_layers()
+        self._check_readout()
 
     def _check_layers(self) -> None:
         # Below, a layer's input and output differ in width and cannot be added.
@@ -241,11 +234,6 @@ class RecurrentConfig:
         if self.readout == "state":
             return self.d_model
         return self.readout_width or self.d_model
-
-    def scaled(self, factor: float) -> "RecurrentConfig":
-        """Return the settings with all widths multiplied by a factor."""
-        names = ("d_model", "embedding_width", "attention_width", "readout_width")
-        return replace(self, **widths_scaled(self, factor, names))
 
     @property
     def memory_width(self) -> int:
@@ -328,16 +316,6 @@ class RecurrentConfig:
 
 
 FastForward = Literal["half", "full", "none"]
-DEEP_ATT_MAX = {
-    "vocab_size": 2**24,
-    "target_vocab_size": 2**24,
-    "embedding_width": 2**16,
-    "d_model": 2**16,
-    "encoder_layers": 1_000,
-    "decoder_layers": 1_000,
-    "columns": 2,
-}
-"""Largest value of each size of Deep-Att."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,20 +351,19 @@ class DeepAttConfig:
     layers."""
 
     def __post_init__(self) -> None:
-        convert_and_check(self, "model.")
-        for name, largest in DEEP_ATT_MAX.items():
-            require_between(f"model.{name}", getattr(self, name), 1, largest)
+        width, depth = MAX["d_model"], MAX["num_layers"]
+        _check_sizes(
+            self,
+            {
+                "embedding_width": width, "d_model": width, "encoder_layers": depth,
+                "decoder_layers": depth, "columns": 2,
+            },
+        )  # fmt: skip
         if self.d_model % 4:
             raise ConfigError(
                 "`model.d_model` must be a multiple of 4, as the context has a quarter "
                 f"of the width of the encoder's top vectors, but is {self.d_model}."
             )
-        require_rate("model.dropout", self.dropout)
-
-    def scaled(self, factor: float) -> "DeepAttConfig":
-        """Return the settings with all widths multiplied by a factor."""
-        names = ("d_model", "embedding_width")
-        return replace(self, **widths_scaled(self, factor, names))
 
     @property
     def fast_forward_width(self) -> int:
@@ -503,16 +480,9 @@ class ConvolutionalConfig:
     outputs."""
 
     def __post_init__(self) -> None:
-        convert_and_check(self, "model.")
-        for name, largest in (
-            ("vocab_size", MAX["vocab_size"]),
-            ("target_vocab_size", MAX["vocab_size"]),
-            ("d_embedding", MAX["d_model"]),
-            ("d_output", MAX["d_model"]),
-            ("max_positions", MAX["max_positions"]),
-        ):
-            require_between(f"model.{name}", getattr(self, name), 1, largest)
-        require_rate("model.dropout", self.dropout)
+        width, positions = MAX["d_model"], MAX["max_positions"]
+        largest = {"d_embedding": width, "d_output": width, "max_positions": positions}
+        _check_sizes(self, largest)
         self.encoder_convolutions  # noqa: B018 # raises if they are written otherwise
         self.decoder_convolutions  # noqa: B018
         if self.shared_embedding and self.d_embedding != self.d_model:
@@ -526,23 +496,6 @@ class ConvolutionalConfig:
                 "`model.shared_embedding` must be false if the target has a vocabulary "
                 "of its own, but is true."
             )
-
-    def scaled(self, factor: float) -> "ConvolutionalConfig":
-        """Return the settings with all widths multiplied by a factor."""
-
-        def blocks(text: str) -> str:
-            return re.sub(
-                r"\d+(?=k)",
-                lambda width: str(max(4 * round(int(width[0]) * factor / 4), 4)),
-                text,
-            )
-
-        return replace(
-            self,
-            encoder_blocks=blocks(self.encoder_blocks),
-            decoder_blocks=self.decoder_blocks and blocks(self.decoder_blocks),
-            **widths_scaled(self, factor, ("d_embedding", "d_output")),
-        )
 
     @property
     def encoder_convolutions(self) -> tuple[Convolution, ...]:
@@ -637,28 +590,20 @@ class ByteNetConfig:
     none for translation."""
 
     def __post_init__(self) -> None:
-        convert_and_check(self, "model.")
-        for name, largest in (
-            ("vocab_size", MAX["vocab_size"]),
-            ("target_vocab_size", MAX["vocab_size"]),
-            ("num_blocks", MAX["num_layers"]),
-            ("decoder_blocks", MAX["num_layers"]),
-            ("d_hidden", MAX["d_model"] // 2),
-            ("kernel", MAX_KERNEL),
-            ("largest_dilation", MAX_DILATION),
-            ("unfolding", MAX_UNFOLDING),
-        ):
-            require_between(f"model.{name}", getattr(self, name), 1, largest)
+        depth = MAX["num_layers"]
+        _check_sizes(
+            self,
+            {
+                "num_blocks": depth, "decoder_blocks": depth,
+                "d_hidden": MAX["d_model"] // 2, "kernel": MAX_KERNEL,
+                "largest_dilation": MAX_DILATION, "unfolding": MAX_UNFOLDING,
+            },
+        )  # fmt: skip
         if self.largest_dilation & (self.largest_dilation - 1):
             raise ConfigError(
                 "`model.largest_dilation` must be a power of two, as dilations double, "
                 f"but is {self.largest_dilation}."
             )
-        require_rate("model.dropout", self.dropout)
-
-    def scaled(self, factor: float) -> "ByteNetConfig":
-        """Return the settings with all widths multiplied by a factor."""
-        return replace(self, **widths_scaled(self, factor, ("d_hidden",)))
 
     @property
     def d_model(self) -> int:
@@ -760,10 +705,6 @@ class ExpertsConfig:
         """Number of experts that compute a token, with batchwise gating on average."""
         return int(self.top_k ** len(self.levels))
 
-    def scaled(self, factor: float) -> "ExpertsConfig":
-        """Return the settings with the width of experts multiplied by a factor."""
-        return replace(self, d_ff=max(4 * round(self.d_ff * factor / 4), 4))
-
     def num_parameters(self, d_model: int) -> int:
         """Return the number of parameters of a layer of this width."""
         choices = sum(parents * choices for parents, choices in self.levels)
@@ -828,32 +769,12 @@ class MixtureTransformerConfig:
         convert_and_check(self, "model.")
         _ = self.transformer  # checks the bounds of the settings that both have
 
-    def scaled(self, factor: float) -> "MixtureTransformerConfig":
-        """Return the settings with all widths multiplied by a factor."""
-        names = ("d_model", "d_k", "d_v")
-        widths = widths_scaled(self, factor, names)
-        return replace(self, experts=self.experts.scaled(factor), **widths)
-
     @property
     def transformer(self) -> ModelConfig:
         """Settings of the same Transformer with one expert in each layer."""
-        return ModelConfig(
-            vocab_size=self.vocab_size,
-            target_vocab_size=self.target_vocab_size,
-            num_layers=self.num_layers,
-            decoder_layers=self.decoder_layers,
-            d_model=self.d_model,
-            d_ff=self.experts.d_ff,
-            num_heads=self.num_heads,
-            d_k=self.d_k,
-            d_v=self.d_v,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            positions=self.positions,
-            max_positions=self.max_positions,
-            norm=self.norm,
-            norm_epsilon=self.norm_epsilon,
-        )
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        experts: ExpertsConfig = own.pop("experts")
+        return ModelConfig(d_ff=experts.d_ff, **own)
 
     @property
     def num_parameters(self) -> int:
@@ -904,25 +825,13 @@ class MixtureRecurrentConfig:
     """The mixtures of experts: one in the encoder, one in the decoder."""
 
     def __post_init__(self) -> None:
-        convert_and_check(self, "model.")
-        for name, minimum, maximum in (
-            ("vocab_size", 1, MAX["vocab_size"]),
-            ("target_vocab_size", 1, MAX["vocab_size"]),
-            ("d_model", 1, MAX["d_model"]),
-            # PyTorch projects to fewer outputs than cells.
-            ("cells", min(self.d_model, MAX["d_model"]) + 1, 2 * MAX["d_model"]),
-            ("encoder_layers", 3, MAX["num_layers"]),
-            ("decoder_layers", 2, MAX["num_layers"]),
-            ("initial_range", 1e-6, 10),
-        ):
-            require_between(f"model.{name}", getattr(self, name), minimum, maximum)
-        require_rate("model.dropout", self.dropout)
-
-    def scaled(self, factor: float) -> "MixtureRecurrentConfig":
-        """Return the settings with all widths multiplied by a factor."""
-        names = ("d_model", "cells")
-        widths = widths_scaled(self, factor, names)
-        return replace(self, experts=self.experts.scaled(factor), **widths)
+        width, depth = MAX["d_model"], MAX["num_layers"]
+        _check_sizes(self, {"d_model": width})
+        # PyTorch projects to fewer outputs than cells.
+        require_between("model.cells", self.cells, self.d_model + 1, 2 * width)
+        require_between("model.encoder_layers", self.encoder_layers, 3, depth)
+        require_between("model.decoder_layers", self.decoder_layers, 2, depth)
+        require_between("model.initial_range", self.initial_range, 1e-6, 10)
 
     @property
     def num_parameters(self) -> int:
@@ -1004,15 +913,34 @@ def num_positions(config: ArchitectureConfig) -> int | None:
             return None
 
 
+WIDTHS = (
+    *("d_model", "d_ff", "d_k", "d_v", "d_hidden", "d_embedding", "d_output", "cells"),
+    *("embedding_width", "attention_width", "readout_width"),
+)
+"""Settings of the architectures that are widths."""
+
+
 def scaled(config: ArchitectureConfig, factor: float) -> ArchitectureConfig:
     """Multiply all widths of a model by a factor, and round them to multiples of 4.
 
     Numbers of layers and heads, kernel widths and rates stay.
     """
-    if not isinstance(config, ModelConfig):
-        return cast(RivalConfig, config).scaled(factor)
-    names = ("d_model", "d_ff", "d_k", "d_v")
-    return replace(config, **widths_scaled(config, factor, names))
+
+    def width(before: int) -> int:
+        return max(4 * round(before * factor / 4), 4)
+
+    settings = {each.name: getattr(config, each.name) for each in fields(config)}
+    changes: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, ExpertsConfig):
+            changes[name] = replace(value, d_ff=width(value.d_ff))
+        elif name in WIDTHS and value is not None:
+            changes[name] = width(value)
+        elif isinstance(value, str) and name in ("encoder_blocks", "decoder_blocks"):
+            changes[name] = re.sub(
+                r"\d+(?=k)", lambda found: str(width(int(found[0]))), value
+            )
+    return replace(config, **changes)
 
 
 def require_transformer(
