@@ -9,8 +9,9 @@ one by one, take longer on the CPU than on the GPU
 Rows are in bf16; kernels compute in fp32, and the gradients of weights are in fp32.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -119,11 +120,11 @@ class _PackedStack(torch.autograd.Function):
         has_backward: bool,
         *weights: Tensor,
     ) -> Tensor:
-        ctx.saved = []
+        ctx.backwards = []
         for sublayer in _sublayers(x, memory, sides, layers, weights):
-            x, saved = sublayer.forward(x)
+            x, backward = sublayer(x)
             if has_backward:
-                ctx.saved.append(saved)
+                ctx.backwards.append(backward)
         return x
 
     @staticmethod
@@ -131,11 +132,19 @@ class _PackedStack(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         grad, grad_memory = gradients[0].contiguous(), None
         grads_by_sublayer: list[list[Tensor]] = []
-        while ctx.saved:  # popped, so that tensors are freed once they are read
-            grad, grad_memory, found = ctx.saved.pop().backward(grad, grad_memory)
+        while ctx.backwards:  # popped, so that tensors are freed once they are read
+            grad, grad_memory, found = ctx.backwards.pop()(grad, grad_memory)
             grads_by_sublayer.append(found)
         grad_weights = [each for found in reversed(grads_by_sublayer) for each in found]
         return grad, grad_memory, None, None, None, *grad_weights
+
+
+Gradients = tuple[Tensor, Tensor | None, list[Tensor]]
+"""Gradients of x, of the memory as far as known, and of the weights of a sub-layer."""
+Backward = Callable[[Tensor, Tensor | None], Gradients]
+"""Backward pass of a sub-layer: a function of the gradients of its output and, as far
+as known, of the memory. It holds the tensors of the forward pass that it reads."""
+SubLayer = Callable[[Tensor], tuple[Tensor, Backward]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,8 +169,8 @@ def _sublayers(
     sides: tuple[Sentences, Sentences],
     layers: StackSettings,
     weights: Sequence[Tensor],
-) -> "Iterator[_SelfAttention | _CrossAttention | _FeedForward]":
-    """Return the sub-layers of a stack in their order, with seeds for their masks."""
+) -> Iterator[SubLayer]:
+    """Yield the sub-layers of a stack in their order, with seeds for their masks."""
     is_decoder, (sentences, sources) = memory is not None, sides
     kinds = ["attention", *(["attention"] if is_decoder else []), "feed_forward"]
     rounded = iter(_rounded(weights, kinds * layers.count, x.dtype))
@@ -183,12 +192,13 @@ def _sublayers(
 
     for _ in range(layers.count):
         settings = attention_to(sentences, is_causal=is_decoder)
-        yield _SelfAttention(next(rounded), settings, residual())
+        yield partial(_self_attention, next(rounded), settings, residual())
         if memory is not None:
             settings = attention_to(sources, is_causal=False)
-            yield _CrossAttention(next(rounded), settings, residual(), memory)
+            own = next(rounded)
+            yield partial(_cross_attention, own, settings, residual(), memory)
         relu_dropout = DropoutMask(layers.relu_dropout, next(seeds))
-        yield _FeedForward(next(rounded), relu_dropout, residual())
+        yield partial(_feed_forward, next(rounded), relu_dropout, residual())
 
 
 def _rounded(
@@ -243,210 +253,128 @@ class _Residual:
 
     def forward(
         self, x: Tensor, addend: Tensor, weights: _Weights
-    ) -> tuple[Tensor, "_SavedResidual"]:
-        y, scales = add_and_norm(
-            x, addend, weights.gain, weights.bias, self.epsilon, self.dropout
-        )
-        return y, _SavedResidual(addend, scales, weights.gain, self.dropout)
+    ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, list[Tensor]]]]:
+        """Return the output, and a function of its gradient: the backward pass.
 
-
-@dataclass(frozen=True, slots=True)
-class _SavedResidual:
-    """Tensors of a residual connection that its backward pass reads."""
-
-    total: Tensor
-    scales: Tensor
-    gain: Tensor
-    dropout: DropoutMask
-
-    def backward(self, grad_y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return the gradients of x, of the addend, and of three vectors.
-
-        The vectors are the last bias of the sub-layer, and the norm's gain and bias.
+        That returns the gradients of x, of the addend, and of three vectors: the last
+        bias of the sub-layer, and the norm's gain and bias.
         """
-        found = add_and_norm_backward(
-            grad_y, self.total, self.scales, self.gain, self.dropout
-        )
-        return found.x, found.addend, [found.addend_sum, found.gain, found.bias]
-
-
-Gradients = tuple[Tensor, Tensor | None, list[Tensor]]
-"""Gradients of x, of the memory as far as known, and of the weights of a sub-layer."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SelfAttention:
-    """Self-attention with its residual connection."""
-
-    weights: _Weights
-    settings: PackedAttention
-    residual: _Residual
-
-    def forward(self, x: Tensor) -> tuple[Tensor, "_SavedSelfAttention"]:
-        """Return the output, and the tensors of the backward pass."""
-        weights = self.weights
-        inner = torch.addmm(weights.inner_bias, x, weights.inner.t())
-        heads, log_sums = attention(*self.settings.split(inner), self.settings)
-        addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
-        y, residual = self.residual.forward(x, addend, weights)
-        return y, _SavedSelfAttention(
-            weights, self.settings, x, inner, heads, log_sums, residual
+        gain = weights.gain
+        y, scales = add_and_norm(
+            x, addend, gain, weights.bias, self.epsilon, self.dropout
         )
 
+        def backward(grad_y: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+            found = add_and_norm_backward(grad_y, addend, scales, gain, self.dropout)
+            return found.x, found.addend, [found.addend_sum, found.gain, found.bias]
 
-@dataclass(frozen=True, slots=True)
-class _SavedSelfAttention:
-    """Tensors of self-attention that its backward pass reads."""
+        return y, backward
 
-    weights: _Weights
-    settings: PackedAttention
-    x: Tensor
-    inner: Tensor
-    heads: Tensor
-    log_sums: Tensor
-    residual: _SavedResidual
 
-    def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
-        """Return the gradients; `grad_memory` stays as it is."""
-        grad_x, grad_addend, vectors = self.residual.backward(grad_y)
-        grad_inner = torch.empty_like(self.inner)
-        split = self.settings.split
+def _self_attention(
+    weights: _Weights, settings: PackedAttention, residual: _Residual, x: Tensor
+) -> tuple[Tensor, Backward]:
+    """Return the output of self-attention with its residual connection."""
+    split = settings.split
+    inner = torch.addmm(weights.inner_bias, x, weights.inner.t())
+    heads, log_sums = attention(*split(inner), settings)
+    addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
+    y, residual_backward = residual.forward(x, addend, weights)
+
+    def backward(grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
+        grad_x, grad_addend, vectors = residual_backward(grad_y)
+        grad_inner = torch.empty_like(inner)
         attention_backward(
             split(grad_inner),
-            grad_addend @ self.weights.outer,
-            split(self.inner),
-            self.heads,
-            self.log_sums,
-            self.settings,
+            grad_addend @ weights.outer,
+            split(inner),
+            heads,
+            log_sums,
+            settings,
         )
-        grad_query, grad_key_value = split(weight_gradient(grad_inner, self.x).t())
+        grad_query, grad_key_value = split(weight_gradient(grad_inner, x).t())
         grad_query_bias, grad_key_value_bias = split(column_sums(grad_inner)[None])
-        return (
-            grad_x.addmm_(grad_inner, self.weights.inner),
-            grad_memory,
-            [
-                grad_query.t(),
-                grad_query_bias[0],
-                grad_key_value.t(),
-                grad_key_value_bias[0],
-                weight_gradient(grad_addend, self.heads),
-                *vectors,
-            ],
-        )
+        grad_weights = [
+            grad_query.t(),
+            grad_query_bias[0],
+            grad_key_value.t(),
+            grad_key_value_bias[0],
+            weight_gradient(grad_addend, heads),
+            *vectors,
+        ]
+        return grad_x.addmm_(grad_inner, weights.inner), grad_memory, grad_weights
+
+    return y, backward
 
 
-@dataclass(frozen=True, slots=True)
-class _CrossAttention:
-    """Attention to the memory with its residual connection."""
+def _cross_attention(
+    weights: _Weights,
+    settings: PackedAttention,
+    residual: _Residual,
+    memory: Tensor,
+    x: Tensor,
+) -> tuple[Tensor, Backward]:
+    """Return the output of attention to the memory with its residual connection.
 
-    weights: _Weights
-    settings: PackedAttention
-    residual: _Residual
-    memory: Tensor
+    The backward pass adds the gradient of the memory to that of later layers.
+    """
+    query_weight, key_value_weight = settings.split(weights.inner.t())
+    query_bias, key_value_bias = settings.split(weights.inner_bias[None])
+    query = torch.addmm(query_bias[0], x, query_weight)
+    key_value = torch.addmm(key_value_bias[0], memory, key_value_weight)
+    heads, log_sums = attention(query, key_value, settings)
+    addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
+    y, residual_backward = residual.forward(x, addend, weights)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, "_SavedCrossAttention"]:
-        """Return the output, and the tensors of the backward pass."""
-        weights = self.weights
-        query_weight, key_value_weight = self.settings.split(weights.inner.t())
-        query_bias, key_value_bias = self.settings.split(weights.inner_bias[None])
-        query = torch.addmm(query_bias[0], x, query_weight)
-        key_value = torch.addmm(key_value_bias[0], self.memory, key_value_weight)
-        heads, log_sums = attention(query, key_value, self.settings)
-        addend = torch.addmm(weights.outer_bias, heads, weights.outer.t())
-        y, residual = self.residual.forward(x, addend, weights)
-        return y, _SavedCrossAttention(
-            weights, self.settings, x, self.memory, query, key_value, heads, log_sums,
-            residual,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedCrossAttention:
-    """Tensors of cross-attention that its backward pass reads."""
-
-    weights: _Weights
-    settings: PackedAttention
-    x: Tensor
-    memory: Tensor
-    query: Tensor
-    key_value: Tensor
-    heads: Tensor
-    log_sums: Tensor
-    residual: _SavedResidual
-
-    def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
-        """Return the gradients, with this layer's added to `grad_memory`."""
-        grad_x, grad_addend, vectors = self.residual.backward(grad_y)
-        grad_query = torch.empty_like(self.query)
-        grad_key_value = torch.empty_like(self.key_value)
+    def backward(grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
+        grad_x, grad_addend, vectors = residual_backward(grad_y)
+        grad_query = torch.empty_like(query)
+        grad_key_value = torch.empty_like(key_value)
         attention_backward(
             (grad_query, grad_key_value),
-            grad_addend @ self.weights.outer,
-            (self.query, self.key_value),
-            self.heads,
-            self.log_sums,
-            self.settings,
+            grad_addend @ weights.outer,
+            (query, key_value),
+            heads,
+            log_sums,
+            settings,
         )
-        query_weight, key_value_weight = self.settings.split(self.weights.inner.t())
         if grad_memory is None:
             grad_memory = grad_key_value @ key_value_weight.t()
         else:
             grad_memory.addmm_(grad_key_value, key_value_weight.t())
-        return (
-            grad_x.addmm_(grad_query, query_weight.t()),
-            grad_memory,
-            [
-                weight_gradient(grad_query, self.x),
-                column_sums(grad_query),
-                weight_gradient(grad_key_value, self.memory),
-                column_sums(grad_key_value),
-                weight_gradient(grad_addend, self.heads),
-                *vectors,
-            ],
-        )
+        grad_weights = [
+            weight_gradient(grad_query, x),
+            column_sums(grad_query),
+            weight_gradient(grad_key_value, memory),
+            column_sums(grad_key_value),
+            weight_gradient(grad_addend, heads),
+            *vectors,
+        ]
+        return grad_x.addmm_(grad_query, query_weight.t()), grad_memory, grad_weights
+
+    return y, backward
 
 
-@dataclass(frozen=True, slots=True)
-class _FeedForward:
-    """Feed-forward network with its residual connection."""
+def _feed_forward(
+    weights: _Weights, dropout: DropoutMask, residual: _Residual, x: Tensor
+) -> tuple[Tensor, Backward]:
+    """Return the output of a feed-forward network with its residual connection."""
+    hidden = torch._addmm_activation(weights.inner_bias, x, weights.inner.t())
+    if dropout.rate > 0:
+        dropout_into(hidden, hidden, dropout)
+    addend = torch.addmm(weights.outer_bias, hidden, weights.outer.t())
+    y, residual_backward = residual.forward(x, addend, weights)
 
-    weights: _Weights
-    dropout: DropoutMask
-    residual: _Residual
+    def backward(grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
+        grad_x, grad_addend, vectors = residual_backward(grad_y)
+        grad_hidden = grad_addend @ weights.outer
+        grad_inner_bias = relu_backward_(grad_hidden, hidden, dropout.rate)
+        grad_weights = [
+            weight_gradient(grad_hidden, x),
+            grad_inner_bias,
+            weight_gradient(grad_addend, hidden),
+            *vectors,
+        ]
+        return grad_x.addmm_(grad_hidden, weights.inner), grad_memory, grad_weights
 
-    def forward(self, x: Tensor) -> tuple[Tensor, "_SavedFeedForward"]:
-        """Return the output, and the tensors of the backward pass."""
-        weights = self.weights
-        hidden = torch._addmm_activation(weights.inner_bias, x, weights.inner.t())
-        if self.dropout.rate > 0:
-            dropout_into(hidden, hidden, self.dropout)
-        addend = torch.addmm(weights.outer_bias, hidden, weights.outer.t())
-        y, residual = self.residual.forward(x, addend, weights)
-        return y, _SavedFeedForward(weights, self.dropout.rate, x, hidden, residual)
-
-
-@dataclass(frozen=True, slots=True)
-class _SavedFeedForward:
-    """Tensors of a feed-forward network that its backward pass reads."""
-
-    weights: _Weights
-    dropout_rate: float
-    x: Tensor
-    hidden: Tensor
-    residual: _SavedResidual
-
-    def backward(self, grad_y: Tensor, grad_memory: Tensor | None) -> Gradients:
-        """Return the gradients; `grad_memory` stays as it is."""
-        grad_x, grad_addend, vectors = self.residual.backward(grad_y)
-        grad_hidden = grad_addend @ self.weights.outer
-        grad_inner_bias = relu_backward_(grad_hidden, self.hidden, self.dropout_rate)
-        return (
-            grad_x.addmm_(grad_hidden, self.weights.inner),
-            grad_memory,
-            [
-                weight_gradient(grad_hidden, self.x),
-                grad_inner_bias,
-                weight_gradient(grad_addend, self.hidden),
-                *vectors,
-            ],
-        )
+    return y, backward
