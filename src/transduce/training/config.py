@@ -10,18 +10,23 @@ BestBy = Literal["auto", "bleu", "chrf", "f1", "loss"]
 OptimizerKind = Literal["adam", "muon", "sgd", "nesterov"]
 RewardKind = Literal["none", "gleu"]
 Schedule = Literal["inverse-sqrt", "constant", "warm-hold-decay", "halving", "plateau"]
-MAX = {
-    "steps": 10**9,
-    "warmup_steps": 10**9,
-    "keep_checkpoints": 10_000,
-    "checkpoint_steps": 10**9,
-    "patience": 10**9,
-    "decay_from": 10**9,
-    "decay_steps": 10**9,
-    "sgd_from_step": 10**9,
-    "reward_steps": 10**9,
+BOUNDS = {
+    "steps": (1, 10**9),
+    "warmup_steps": (1, 10**9),
+    "hold_steps": (0, 10**9),
+    "decay_from": (1, 10**9),
+    "decay_steps": (1, 10**9),
+    "sgd_from_step": (1, 10**9),
+    "weight_decay": (0, 1_000),
+    "consistency": (0, 1_000),
+    "reward_steps": (1, 10**9),
+    "reward_samples": (2, 1_000),
+    "likelihood_weight": (0, 1_000),
+    "checkpoint_steps": (1, 10**9),
+    "keep_checkpoints": (1, 10_000),
+    "patience": (1, 10**9),
 }
-"""Largest values of settings that are at least 1, or none."""
+"""Smallest and largest values of settings, which may be none if that is the default."""
 MAX_OF_POSITIVE = {
     "learning_rate_scale": 10_000,
     "epsilon": 1,
@@ -35,9 +40,6 @@ MAX_OF_OPTIONAL = {
     "clip_norm": 1_000_000,
 }
 """Largest values of settings that are above 0, or none."""
-MAX_DECAY = 1_000
-MAX_SAMPLES = 1_000
-MAX_WEIGHT = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,28 +163,18 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "training.")
-        for name, largest in MAX.items():
-            require_between(f"training.{name}", getattr(self, name), 1, largest)
-        require_between("training.hold_steps", self.hold_steps, 0, MAX["steps"])
+        for name, (smallest, largest) in BOUNDS.items():
+            value = getattr(self, name)
+            require_between(f"training.{name}", value, smallest, largest)
         for name in ("label_smoothing", "beta1", "beta2", "momentum"):
             require_rate(f"training.{name}", getattr(self, name))
-        for name, largest in MAX_OF_POSITIVE.items():
+        for name, largest in (MAX_OF_POSITIVE | MAX_OF_OPTIONAL).items():
             value = getattr(self, name)
-            bound = f"above 0, and at most {largest:,}"
-            _require(name, value, bound, is_met=0 < value <= largest)
-        for name, largest in MAX_OF_OPTIONAL.items():
-            value = getattr(self, name)
-            bound = f"above 0, and at most {largest:,}, or none"
-            is_met = value is None or 0 < value <= largest
-            _require(name, value, bound, is_met=is_met)
+            or_none = ", or none" if name in MAX_OF_OPTIONAL else ""
+            bound = f"above 0, and at most {largest:,}{or_none}"
+            _require(name, value, bound, is_met=value is None or 0 < value <= largest)
         factor = self.decay_factor
         _require("decay_factor", factor, "above 0 and below 1", is_met=0 < factor < 1)
-        require_between("training.reward_samples", self.reward_samples, 2, MAX_SAMPLES)
-        require_between(
-            "training.likelihood_weight", self.likelihood_weight, 0, MAX_WEIGHT
-        )
-        require_between("training.weight_decay", self.weight_decay, 0, MAX_DECAY)
-        require_between("training.consistency", self.consistency, 0, MAX_WEIGHT)
         share = self.cooldown_share
         _require("cooldown_share", share, "from 0 to 1", is_met=0 <= share <= 1)
         _require("seed", self.seed, "from 0 to 2^63 - 1", is_met=0 <= self.seed < 2**63)
