@@ -311,12 +311,7 @@ def _timed_updates(
         elif report.step == work.steps:
             profiler.stop()
 
-    trainer.train(
-        on_step=on_step,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
-        should_stop=lambda: False,
-    )
+    trainer.train(on_step=on_step)
     key = "self_device_time_total" if is_cuda else "self_cpu_time_total"
     table = profiler.key_averages().table(sort_by=key, row_limit=NUM_KERNELS)
     profile.write_text(table, encoding="utf-8")
@@ -463,12 +458,7 @@ def _losses(task: Task, precision: str) -> list[float]:
             task.hardware(precision),
         )
         losses: list[float] = []
-        trainer.train(
-            on_step=lambda report: losses.append(report.loss),
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=lambda report: losses.append(report.loss))
     return losses
 
 

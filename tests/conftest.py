@@ -335,12 +335,7 @@ def trained(
     )
     trainer = Trainer(model, batcher, config, cpu)
     with without_type_checks():
-        trainer.train(
-            on_step=lambda _: None,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=lambda _: None)
     return Checkpoint(
         config=model.config,
         weights=model.state_dict(),

@@ -32,12 +32,7 @@ MODEL = ModelConfig(
 
 def reports_of(trainer: Trainer) -> list[StepReport]:
     reports: list[StepReport] = []
-    trainer.train(
-        on_step=reports.append,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
-        should_stop=lambda: False,
-    )
+    trainer.train(on_step=reports.append)
     return reports
 
 

@@ -38,12 +38,7 @@ def gradients(request, tiny, make_dataset, cpu):
         config = TrainingConfig(steps=1, checkpoint_minutes=1_000.0)
         reports: list[StepReport] = []
         trainer = Trainer(model, batcher, config, cpu)
-        trainer.train(
-            on_step=reports.append,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=reports.append)
         return [parameter.grad for parameter in model.parameters()], reports[0]
 
     return make

@@ -133,8 +133,6 @@ def trained(trainer: Trainer, last: int | None = None, threads: int = 2) -> Run:
     try:
         trainer.train(
             on_step=reports.append,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
             should_stop=lambda: trainer.progress.step == last,
         )
     except TrainingStoppedError:

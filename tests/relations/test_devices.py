@@ -239,8 +239,6 @@ def train(trainer: Trainer, stop_at: int | None = None) -> Trainer:
     with suppress(TrainingStoppedError):
         trainer.train(
             on_step=lambda _: None,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
             should_stop=lambda: trainer.progress.step == stop_at,
         )
     return trainer

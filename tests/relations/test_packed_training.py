@@ -481,12 +481,7 @@ def test_a_packed_training_has_the_losses_of_a_padded_one(
             monkeypatch.setattr(FusedTransformer, "can_pack", lambda *_: True)
             monkeypatch.setattr(cross_entropy, "has_triton_loss", lambda *_: True)
         found: list[StepReport] = []
-        trainer.train(
-            on_step=found.append,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=found.append)
         validation = trainer.validate(few_pairs)
         losses.append(validation.loss)
         return found
@@ -582,12 +577,7 @@ def train(
         if positions is not None:
             trainer.find_micro_batch(positions)
         losses: list[float] = []
-        trainer.train(
-            on_step=lambda report: losses.append(report.loss),
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=lambda report: losses.append(report.loss))
         monkeypatch.undo()
         weights = [each.detach().clone() for each in model.parameters()]
         return losses, weights, trainer

@@ -54,8 +54,6 @@ def run(
 
     trainer.train(
         on_step=note,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
         should_stop=lambda: trainer.progress.step == stop_at,
     )
     return reports

@@ -71,12 +71,7 @@ def test_the_seed_of_a_run_decides_its_initial_weights(initial_weights):
 def train_to_the_end(
     trainer: Trainer, on_step: Callable[[StepReport], None] = lambda _: None
 ) -> None:
-    trainer.train(
-        on_step=on_step,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
-        should_stop=lambda: False,
-    )
+    trainer.train(on_step=on_step)
 
 
 @pytest.fixture

@@ -404,12 +404,7 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
             )
     turns.begin()
     with objects_frozen():
-        trainer.train(
-            on_step=done,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=done)
 
 
 def train_peer(name: str, task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
@@ -436,12 +431,7 @@ def make_graphs(trainer: Trainer) -> None:
     """
     weights = {name: each.clone() for name, each in trainer.model.state_dict().items()}
     for _ in range(2):
-        trainer.train(
-            on_step=lambda _: None,
-            save=lambda: None,
-            on_checkpoint=lambda: False,
-            should_stop=lambda: False,
-        )
+        trainer.train(on_step=lambda _: None)
         trainer.restore(None)
     trainer.model.load_state_dict(weights)
 

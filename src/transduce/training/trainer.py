@@ -260,17 +260,18 @@ class Trainer:
     def train(
         self,
         on_step: Callable[[StepReport], None],
-        save: Callable[[], None],
-        on_checkpoint: Callable[[], bool],
-        should_stop: Callable[[], bool],
+        save: Callable[[], None] = lambda: None,
+        on_checkpoint: Callable[[], bool] = lambda: False,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         """Train to the last step.
 
         `on_step` is called for each update in order; if training `runs_ahead`, when the
         next one has started. `save` is called when a checkpoint is due, at the end and
-        before stopping. `on_checkpoint` is called after it unless training stops; it
-        returns whether training ends early. Raises `TrainingStoppedError` after a step
-        at which `should_stop` returns true, and `DivergedError` if the loss diverges.
+        before stopping; by default nothing is saved. `on_checkpoint` is called after it
+        unless training stops; it returns whether training ends early. Raises
+        `TrainingStoppedError` after a step at which `should_stop` returns true, and
+        `DivergedError` if the loss diverges.
         """
 
         def on_report(report: StepReport) -> None:

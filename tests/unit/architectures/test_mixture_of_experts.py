@@ -497,8 +497,6 @@ def train(trainer: Trainer, last: int | None = None) -> list[float]:
     losses: list[float] = []
     trainer.train(
         on_step=lambda report: losses.append(report.loss),
-        save=lambda: None,
-        on_checkpoint=lambda: False,
         should_stop=lambda: trainer.progress.step == last,
     )
     return losses

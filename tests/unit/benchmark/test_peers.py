@@ -152,12 +152,7 @@ def peer_like(request):
 
 def our_losses(trainer) -> list[tuple[int, float]]:
     reports = []
-    trainer.train(
-        on_step=reports.append,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
-        should_stop=lambda: False,
-    )
+    trainer.train(on_step=reports.append)
     return [(report.num_target_tokens, report.loss) for report in reports]
 
 

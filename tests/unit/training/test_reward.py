@@ -296,12 +296,7 @@ def run(trainer: Trainer, on_step=lambda _: None) -> list[StepReport]:
         reports.append(replace(report, seconds=0.0))
         on_step(report)
 
-    trainer.train(
-        on_step=note,
-        save=lambda: None,
-        on_checkpoint=lambda: False,
-        should_stop=lambda: False,
-    )
+    trainer.train(on_step=note)
     return reports
 
 

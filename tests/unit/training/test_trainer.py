@@ -70,15 +70,7 @@ def make_trainer(tiny, dataset, cpu):
 
 def run(trainer: Trainer, **callbacks) -> list[StepReport]:
     reports: list[StepReport] = []
-    trainer.train(
-        **{
-            "on_step": reports.append,
-            "save": lambda: None,
-            "on_checkpoint": lambda: False,
-            "should_stop": lambda: False,
-            **callbacks,
-        }
-    )
+    trainer.train(**{"on_step": reports.append, **callbacks})
     return reports
 
 
