@@ -113,12 +113,17 @@ def _batch(num_pairs: int, mean_length: int, vocab_size: int) -> tuple[Batch, in
         ]
 
     source, target = rows(1.0), rows(1.1)
+    return batch_of(source, target)
+
+
+def batch_of(source: list[list[int]], target: list[list[int]]) -> tuple[Batch, int]:
+    """Return a batch of pairs without end tokens, and the number of target tokens."""
     batch = Batch(
         source=pad_rows([[*row, EOS] for row in source]),
         target_in=pad_rows([[BOS, *row] for row in target]),
         target_out=pad_rows([[*row, EOS] for row in target]),
     )
-    return batch, sum(map(len, target)) + num_pairs
+    return batch, sum(map(len, target)) + len(target)
 
 
 if __name__ == "__main__":

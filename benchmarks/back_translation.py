@@ -12,26 +12,20 @@ continues after an interruption. Results are printed as Markdown.
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 
 from machine import describe_machine
 
-from commands import TESTS, call, compared, first_lines, table, train, translated
+from commands import bleu_table, call, corpus_parser, first_lines, train, translated
 
 
 def main() -> None:
     """Train all systems, and print their scores."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--source", default="en", help="language of the source")
-    parser.add_argument("--target", default="de", help="language of the target")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser = corpus_parser(__doc__)
+    parser.set_defaults(seeds=[1])
     parser.add_argument("--preset", default="multi30k")
     parser.add_argument("--set", nargs="+", default=[], help="settings of all runs")
-    parser.add_argument("--pairs", type=int, help="training pairs; by default all")
-    parser.add_argument("--tests", nargs="+", default=TESTS)
     parser.add_argument("--sampling", nargs="*", help="sample, with these options")
     given = parser.parse_args()
     print(report(given, trained(given)))
@@ -100,37 +94,17 @@ def _options(
 
 def report(given: argparse.Namespace, runs: dict[str, list[Path]]) -> str:
     """Format BLEU on the test texts, with the significance of the gains."""
-    rows = []
-    for test in given.tests:
-        source = given.data / f"{test}.{given.source}"
-        reference = given.data / f"{test}.{given.target}"
-        by_seed = [
-            compared(
-                {
-                    name: translated([several[i]], source, several[i] / f"{test}.out")
-                    for name, several in runs.items()
-                },
-                reference,
-            )
-            for i in range(len(given.seeds))
-        ]
-        for name in runs:
-            of_name = [scores[name] for scores in by_seed]
-            gains = fmean(each.difference for each in of_name)
-            ps = [f"{each.p:.4f}" for each in of_name if each.p is not None]
-            rows.append(
-                (
-                    test,
-                    name,
-                    f"{fmean(each.bleu for each in of_name):.2f}",
-                    f"{gains:+.2f}" if ps else "",
-                    ", ".join(ps),
-                )
-            )
+
+    def outputs(test: str, source: Path, number: int) -> Mapping[str, Path]:
+        return {
+            name: translated([each[number]], source, each[number] / f"{test}.out")
+            for name, each in runs.items()
+        }
+
     pairs = json.loads((given.out / "back-translated" / "report.json").read_text())
-    heads = ("text", "training pairs", "BLEU", "gain", "p by seed")
     return (
-        f"{table(heads, rows)}\nSeeds: {', '.join(map(str, given.seeds))}. p is the "
+        f"{bleu_table(given, 'training pairs', 'gain', outputs)}\n"
+        f"Seeds: {', '.join(map(str, given.seeds))}. p is the "
         "larger of the paired bootstrap's and of approximate randomisation's.\n"
         f"Back-translated pairs: {pairs['pairs']}\n"
     )

@@ -29,7 +29,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from machine import describe_machine
+from machine import describe_machine, memory_of
 
 import transduce
 from transduce.data.cleaning import CleaningReport
@@ -289,10 +289,7 @@ def measured(call: Sequence[str]) -> Measured:
 
     def watch() -> None:
         while process.poll() is None:
-            now = [0, 0]
-            for pid in (process.pid, *_children(process.pid)):
-                for number, name in enumerate(("Private_Dirty", "Pss")):
-                    now[number] += _memory(pid, name)
+            now = [memory_of(process.pid, name) for name in ("Private_Dirty", "Pss")]
             peak[:] = map(max, peak, now)
             time.sleep(POLL_S)
 
@@ -306,23 +303,6 @@ def measured(call: Sequence[str]) -> Measured:
     now = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
     return Measured(seconds, cpu, *peak)
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [*map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
-    except OSError:
-        return []
-
-
-def _memory(pid: int, name: str) -> int:
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(
-        int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:")
-    )
 
 
 def show_speed(folder: Path, num_pairs: int, processes: Sequence[int]) -> None:

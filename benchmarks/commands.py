@@ -1,13 +1,31 @@
 """Shared by the benchmarks of trainings: commands, whose results are made once."""
 
+import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
+Outputs = Callable[[str, Path, int], Mapping[str, Path]]
+"""Function of a test text's name, its sources and the number of a seed, from 0, that
+returns each system's translations."""
+
+
+def corpus_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the options of trainings on a corpus by several seeds."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--source", default="en", help="language of the source")
+    parser.add_argument("--target", default="de", help="language of the target")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--pairs", type=int, help="training pairs; by default all")
+    parser.add_argument("--tests", nargs="+", default=TESTS)
+    return parser
 
 
 def call(*arguments: object) -> str:
@@ -74,6 +92,30 @@ def compared(outputs: Mapping[str, Path], reference: Path) -> dict[str, Compared
         )
         for name, system in zip(outputs, bleu["systems"], strict=True)
     }
+
+
+def bleu_table(
+    given: argparse.Namespace, system: str, gain: str, outputs: Outputs
+) -> str:
+    """Format BLEU on the test texts, means over the seeds, with tests of significance.
+
+    Gains are over the first system. `system` and `gain` are the heads of their columns.
+    """
+    rows = []
+    for test in given.tests:
+        source = given.data / f"{test}.{given.source}"
+        reference = given.data / f"{test}.{given.target}"
+        by_seed = [
+            compared(outputs(test, source, number), reference)
+            for number in range(len(given.seeds))
+        ]
+        for name in by_seed[0]:
+            scores = [each[name] for each in by_seed]
+            ps = [f"{each.p:.4f}" for each in scores if each.p is not None]
+            gained = f"{fmean(each.difference for each in scores):+.2f}" if ps else ""
+            bleu = f"{fmean(each.bleu for each in scores):.2f}"
+            rows.append((test, name, bleu, gained, ", ".join(ps)))
+    return table(("text", system, "BLEU", gain, "p by seed"), rows)
 
 
 def first_lines(path: Path, number: int | None, out: Path, skipped: int = 0) -> Path:

@@ -17,11 +17,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 
 from machine import describe_machine, seconds_of
 
-from commands import TESTS, compared, first_lines, table, train, translated
+from commands import bleu_table, corpus_parser, first_lines, table, train, translated
 from transduce.decoding.translator import Translator
 from transduce.model_folder import open_model
 from transduce.text.corpus import read_text
@@ -52,16 +51,9 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--source", default="en", help="language of the source")
-    parser.add_argument("--target", default="de", help="language of the target")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = corpus_parser(__doc__)
     parser.add_argument("--preset", default="student-tiny")
     parser.add_argument("--set", nargs="+", default=[], help="settings of both")
-    parser.add_argument("--pairs", type=int, help="training pairs; by default all")
-    parser.add_argument("--tests", nargs="+", default=TESTS)
     parser.add_argument("--precision", nargs="+", default=["fp32", "int8"])
     parser.add_argument("--beam-size", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 32])
@@ -85,27 +77,14 @@ def trained(given: argparse.Namespace, pairs: list[Path], name: str, seed: int) 
 
 def quality(given: argparse.Namespace, runs: Mapping[str, list[Path]]) -> str:
     """Format BLEU, the means over the seeds, and the tests of significance."""
-    rows = []
-    for test in given.tests:
-        source = given.data / f"{test}.{given.source}"
-        reference = given.data / f"{test}.{given.target}"
-        by_seed = [
-            compared(
-                {
-                    name: translated([run], source, run / f"{test}.out")
-                    for name, run in zip(runs, of_seed, strict=True)
-                },
-                reference,
-            )
-            for of_seed in zip(*runs.values(), strict=True)
-        ]
-        for name in runs:
-            scores = [each[name] for each in by_seed]
-            ps = [f"{each.p:.4f}" for each in scores if each.p is not None]
-            gain = f"{fmean(each.difference for each in scores):+.2f}" if ps else ""
-            bleu = f"{fmean(each.bleu for each in scores):.2f}"
-            rows.append((test, name, bleu, gain, ", ".join(ps)))
-    return table(("text", "decoder", "BLEU", "difference", "p by seed"), rows)
+
+    def outputs(test: str, source: Path, number: int) -> Mapping[str, Path]:
+        return {
+            name: translated([each[number]], source, each[number] / f"{test}.out")
+            for name, each in runs.items()
+        }
+
+    return bleu_table(given, "decoder", "difference", outputs)
 
 
 def speeds(given: argparse.Namespace, runs: Mapping[str, Path]) -> str:

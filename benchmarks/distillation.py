@@ -13,13 +13,22 @@ as Markdown, beside published figures of Marian's students.
 import argparse
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from machine import describe_machine
 
-from commands import TESTS, call, compared, first_lines, table, train, translated
+from commands import (
+    bleu_table,
+    call,
+    corpus_parser,
+    first_lines,
+    table,
+    train,
+    translated,
+)
 
 STUDENT = ("model.decoder_layers=2",)
 """With the sizes of `multi30k`, a quarter of the parameters of `multi30k-big`."""
@@ -34,18 +43,11 @@ PUBLISHED = (
 
 def main() -> None:
     """Train teachers and students, and print their scores."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--source", default="en", help="language of the source")
-    parser.add_argument("--target", default="de", help="language of the target")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser = corpus_parser(__doc__)
     parser.add_argument("--teacher", default="multi30k-big", help="preset")
     parser.add_argument("--student", default="multi30k", help="preset")
     parser.add_argument("--teacher-set", nargs="+", default=[], help="settings")
     parser.add_argument("--student-set", nargs="+", default=list(STUDENT))
-    parser.add_argument("--pairs", type=int, help="training pairs; by default all")
-    parser.add_argument("--tests", nargs="+", default=TESTS)
     given = parser.parse_args()
     print(report(given))
     print(describe_machine())
@@ -136,44 +138,21 @@ def _own_settings(given: argparse.Namespace) -> list[str]:
 def _quality(
     given: argparse.Namespace, teachers: list[Path], students: dict[str, list[Path]]
 ) -> str:
-    rows = []
-    for test in given.tests:
-        source = given.data / f"{test}.{given.source}"
-        reference = given.data / f"{test}.{given.target}"
+    names = {f"student of {name}": runs for name, runs in students.items()}
+
+    def outputs(test: str, source: Path, number: int) -> Mapping[str, Path]:
         ensemble = translated(teachers, source, given.out / f"ensemble-{test}.out")
-        by_seed = [
-            compared(
-                {
-                    **{
-                        name: translated([runs[i]], source, runs[i] / f"{test}.out")
-                        for name, runs in students.items()
-                    },
-                    "a teacher": translated(
-                        [teachers[i]], source, teachers[i] / f"{test}.out"
-                    ),
-                    "all teachers": ensemble,
-                },
-                reference,
-            )
-            for i in range(len(given.seeds))
-        ]
-        for name in by_seed[0]:
-            of_name = [scores[name] for scores in by_seed]
-            ps = [f"{each.p:.4f}" for each in of_name if each.p is not None]
-            who = f"student of {name}" if name in students else name
-            gain = fmean(each.difference for each in of_name)
-            rows.append(
-                (
-                    test,
-                    who,
-                    f"{fmean(each.bleu for each in of_name):.2f}",
-                    f"{gain:+.2f}" if ps else "",
-                    ", ".join(ps),
-                )
-            )
-    heads = ("text", "model", "BLEU", "gain", "p by seed")
+        return {
+            **{
+                name: translated([runs[number]], source, runs[number] / f"{test}.out")
+                for name, runs in (names | {"a teacher": teachers}).items()
+            },
+            "all teachers": ensemble,
+        }
+
     return (
-        f"{table(heads, rows)}\nSeeds: {', '.join(map(str, given.seeds))}. The gain is "
+        f"{bleu_table(given, 'model', 'gain', outputs)}\n"
+        f"Seeds: {', '.join(map(str, given.seeds))}. The gain is "
         "over the student of true pairs; p is the larger of the paired bootstrap's and "
         "of approximate randomisation's.\n"
     )

@@ -28,18 +28,19 @@ from architectures import (
     MEAN_LENGTH,
     SEED,
     SPREAD,
+    batch_of,
 )
 from machine import describe_machine
 
 from transduce import machine
 from transduce.benchmark.measurement import Turns, Worker, order_of_turns
 from transduce.checkpoint import build
-from transduce.data.tensors import Batch, pad_rows
+from transduce.data.tensors import Batch
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset
 from transduce.nn.fuse import fuse
 from transduce.processes import unwound_on_termination
-from transduce.text.vocabulary import BOS, EOS, NUM_RESERVED
+from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.loss import BatchLoss
 from transduce.training.optimizer import WeightOptimizer
 
@@ -130,13 +131,7 @@ def random_batch(
     length = int(random.lognormal(np.log(mean_length), SPREAD)) + 1
     count = max(tokens // length, 1)
     ids = random.integers(NUM_RESERVED, vocab_size, (2, count, length))
-    source, target = ids.tolist()
-    batch = Batch(
-        source=pad_rows([[*row, EOS] for row in source]),
-        target_in=pad_rows([[BOS, *row] for row in target]),
-        target_out=pad_rows([[*row, EOS] for row in target]),
-    )
-    return batch, count * (length + 1)
+    return batch_of(*ids.tolist())
 
 
 if __name__ == "__main__":

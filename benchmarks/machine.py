@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,26 @@ def seconds_of(call: Callable[[], object]) -> float:
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
+
+
+def memory_of(pid: int, name: str = "Pss") -> int:
+    """Bytes of memory of a process and its children, by a line of smaps_rollup.
+
+    "Pss" counts shared memory once. A process that has ended counts 0.
+    """
+    children = Path(f"/proc/{pid}/task").glob("*/children")
+    pids = [str(pid), *(each for path in children for each in _text(path).split())]
+    texts = (_text(Path(f"/proc/{each}/smaps_rollup")) for each in pids)
+    found = (re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE) for text in texts)
+    return sum(1024 * int(each[1]) for each in found if each is not None)
+
+
+def _text(path: Path) -> str:
+    """Text of a file of a process; nothing if the process has ended."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def minutes_of(run: Path) -> float:

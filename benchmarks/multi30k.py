@@ -18,10 +18,10 @@ from pathlib import Path
 
 from machine import describe_machine, minutes_of
 
+from commands import TESTS
 from transduce.experiments.presets import PRESETS
 
 TASKS = ("tok-en-de", "tok-en-fr", "en-de", "de-en", "en-fr")
-TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco")
 SEARCH = PRESETS["multi30k"].search
 
 

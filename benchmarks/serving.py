@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from machine import describe_machine
+from machine import describe_machine, memory_of
 
 from transduce.decoding.translator import load
 from transduce.machine import num_cores
@@ -84,20 +84,7 @@ class Server:
 
     def memory_mb(self) -> float:
         """Memory of the server and its worker processes; shared memory counts once."""
-        pid = self.process.pid
-        children = [
-            int(child)
-            for file in Path(f"/proc/{pid}/task").glob("*/children")
-            for child in file.read_text(encoding="utf-8").split()
-        ]
-        return sum(map(proportional_mb, [pid, *children]))
-
-
-def proportional_mb(pid: int) -> float:
-    """Proportional set size of a process."""
-    text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8")
-    [line] = [each for each in text.splitlines() if each.startswith("Pss:")]
-    return int(line.split()[1]) / 1024
+        return memory_of(self.process.pid) / 2**20
 
 
 class Offline:

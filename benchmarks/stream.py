@@ -15,11 +15,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import cycle, islice
 from pathlib import Path
 
-from machine import describe_machine
+from machine import describe_machine, memory_of
 
 from transduce.grammar.corpus import Grammar
 
@@ -97,19 +96,8 @@ def watch_memory(process: subprocess.Popen[bytes], megabytes: list[int]) -> None
     Shared memory counts once.
     """
     while process.poll() is None:
-        kilobytes = 0
-        with suppress(OSError):
-            for each in [process.pid, *children_of(process.pid)]:
-                text = Path(f"/proc/{each}/smaps_rollup").read_text()
-                kilobytes += int(text.split("\nPss:")[1].split()[0])
-            megabytes.append(kilobytes // 1024)
+        megabytes.append(memory_of(process.pid) // 2**20)
         time.sleep(1)
-
-
-def children_of(process: int) -> list[int]:
-    """Process ids of a process's children."""
-    found = Path(f"/proc/{process}/task").glob("*/children")
-    return [int(child) for each in found for child in each.read_text().split()]
 
 
 def stay_empty(lines: Sequence[str], found: Sequence[str]) -> str:

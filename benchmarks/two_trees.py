@@ -29,9 +29,6 @@ CELLS = tuple((batch, beam) for batch in (1, 32, 128) for beam in (1, 4))
 """Batch sizes in sentences, and beam sizes."""
 SENTENCES = {1: 12, 32: 256, 128: 256}
 """Number of sentences of a round, by batch size."""
-BATCHES_OF_3125 = ("batching.source_tokens=3125", "batching.target_tokens=3125")
-"""Settings that reduce an update of the large presets to one batch."""
-
 MIN_SECONDS = 0.5
 """Time for which a round of decoding repeats its work, about."""
 
