@@ -31,14 +31,14 @@ from transduce.architectures.recurrent import (
     reordered,
     reversed_order,
 )
-from transduce.model.attention import MultiHeadAttention, causal_mask, padding_mask
+from transduce.model.attention import causal_mask, padding_mask
 from transduce.model.config import FORWARDS_PER_UPDATE, forward_flops
 from transduce.model.embedding import (
     LearnedPositions,
     SharedEmbedding,
     SinusoidalPositions,
 )
-from transduce.model.layers import ResidualConnection
+from transduce.model.layers import attention_of, residual_of
 from transduce.model.transformer import Memory, final_norm, resized
 from transduce.text.vocabulary import PAD
 
@@ -51,10 +51,11 @@ class MixtureEncoderLayer(nn.Module):
 
     def __init__(self, config: MixtureTransformerConfig) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
+        transformer = config.transformer
+        self.self_attention = attention_of(transformer)
         self.mixture = MixtureOfExperts(config.d_model, config.experts)
-        self.after_self_attention = _residual(config)
-        self.after_mixture = _residual(config)
+        self.after_self_attention = residual_of(transformer)
+        self.after_mixture = residual_of(transformer)
 
     def forward(
         self,
@@ -70,12 +71,13 @@ class MixtureDecoderLayer(nn.Module):
 
     def __init__(self, config: MixtureTransformerConfig) -> None:
         super().__init__()
-        self.self_attention = _attention(config)
-        self.cross_attention = _attention(config)
+        transformer = config.transformer
+        self.self_attention = attention_of(transformer)
+        self.cross_attention = attention_of(transformer)
         self.mixture = MixtureOfExperts(config.d_model, config.experts)
-        self.after_self_attention = _residual(config)
-        self.after_cross_attention = _residual(config)
-        self.after_mixture = _residual(config)
+        self.after_self_attention = residual_of(transformer)
+        self.after_cross_attention = residual_of(transformer)
+        self.after_mixture = residual_of(transformer)
 
     def forward(
         self,
@@ -123,23 +125,6 @@ class MixtureDecoderLayer(nn.Module):
         key, value = past.split([attention.d_k, attention.d_v], dim=-1)
         attended = attention.attend(row, key, value, state.past_mask)
         return attended[:, 0].unflatten(0, x.shape[:2])
-
-
-def _attention(config: MixtureTransformerConfig) -> MultiHeadAttention:
-    return MultiHeadAttention(
-        config.d_model,
-        config.num_heads,
-        config.d_k,
-        config.d_v,
-        "scaled",
-        config.attention_dropout,
-    )
-
-
-def _residual(config: MixtureTransformerConfig) -> ResidualConnection:
-    return ResidualConnection(
-        config.d_model, config.dropout, config.norm, config.norm_epsilon
-    )
 
 
 @dataclass(slots=True, kw_only=True)

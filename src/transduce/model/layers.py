@@ -93,8 +93,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attention = _self_attention(config, is_causal=False)
         self.feed_forward = _feed_forward(config)
-        self.after_self_attention = _residual(config)
-        self.after_feed_forward = _residual(config)
+        self.after_self_attention = residual_of(config)
+        self.after_feed_forward = residual_of(config)
 
     def forward(
         self,
@@ -111,11 +111,11 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.self_attention = _self_attention(config, is_causal=True)
-        self.cross_attention = _attention(config)
+        self.cross_attention = attention_of(config)
         self.feed_forward = _feed_forward(config)
-        self.after_self_attention = _residual(config)
-        self.after_cross_attention = _residual(config)
-        self.after_feed_forward = _residual(config)
+        self.after_self_attention = residual_of(config)
+        self.after_cross_attention = residual_of(config)
+        self.after_feed_forward = residual_of(config)
 
     def forward(
         self,
@@ -141,11 +141,11 @@ class RecurrentDecoderLayer(nn.Module):
         # (2019) report faster decoding on CPUs at little loss of quality. Off by
         # default: `model.decoder_self_attention`.
         self.recurrence = SSRU(config.d_model)
-        self.cross_attention = _attention(config)
+        self.cross_attention = attention_of(config)
         self.feed_forward = _feed_forward(config)
-        self.after_recurrence = _residual(config)
-        self.after_cross_attention = _residual(config)
-        self.after_feed_forward = _residual(config)
+        self.after_recurrence = residual_of(config)
+        self.after_cross_attention = residual_of(config)
+        self.after_feed_forward = residual_of(config)
 
     def forward(
         self,
@@ -266,7 +266,7 @@ def initial_cell(
 def _self_attention(config: ModelConfig, *, is_causal: bool) -> MultiHeadAttention:
     """Return the self-attention of a layer, restricted if that is set."""
     if config.neighbourhood is None:
-        return _attention(config)
+        return attention_of(config)
     return RestrictedSelfAttention(
         config.d_model,
         config.num_heads,
@@ -278,7 +278,8 @@ def _self_attention(config: ModelConfig, *, is_causal: bool) -> MultiHeadAttenti
     )
 
 
-def _attention(config: ModelConfig) -> MultiHeadAttention:
+def attention_of(config: ModelConfig) -> MultiHeadAttention:
+    """Return an attention with the settings of a model."""
     return MultiHeadAttention(
         config.d_model,
         config.num_heads,
@@ -295,7 +296,8 @@ def _feed_forward(config: ModelConfig) -> FeedForward:
     )
 
 
-def _residual(config: ModelConfig) -> ResidualConnection:
+def residual_of(config: ModelConfig) -> ResidualConnection:
+    """Return a residual connection with the settings of a model."""
     return ResidualConnection(
         config.d_model, config.dropout, config.norm, config.norm_epsilon
     )
