@@ -181,7 +181,7 @@ def decoding_systems(
     systems = [
         System(
             name=name,
-            work=decoding.work_of(prepare, library, task),
+            work=partial(decoding.take_turns, prepare, library, task),
             environment={} if name == training.OURS else peer_environment(),
         )
         for name, prepare, library in prepared

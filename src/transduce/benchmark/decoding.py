@@ -77,19 +77,13 @@ class DecodingOutcome:
     """Time to load the model, the same in every turn."""
 
 
-def work_of(
-    prepare: Prepare, module: str, task: DecodingTask
-) -> Callable[[Turns[DecodingOutcome]], None]:
-    """Work of a system's process; `module` is imported before the model is loaded."""
-    return partial(_take_turns, prepare, module, task)
-
-
-def _take_turns(
+def take_turns(
     prepare: Prepare,
     module: str,
     task: DecodingTask,
     turns: Turns[DecodingOutcome],
 ) -> None:
+    """Translate in every turn; `module` is imported before the model is loaded."""
     import_module(module)  # not counted in the loading time
     started = time.perf_counter()
     system = prepare(task)
@@ -186,6 +180,11 @@ class DecodingSpeed:
     decoders: tuple[DecoderSpeed, ...]
     load: float
     """Load average of the minute before the measurement."""
+
+    @property
+    def settings(self) -> list[Setting]:
+        """Settings that all systems translate with."""
+        return [each.setting for each in self.decoders[0].settings]
 
     def advantage(
         self,
@@ -317,9 +316,14 @@ def _measure_turns(
         workers: dict[str, Worker[DecodingOutcome]] = {}
         for each in systems:
             on_turn(f"{each.name}: loading the model")
-            work = partial(within_quota, work_of(each.prepare, each.module, task))
+            work = partial(take_turns, each.prepare, each.module, task)
             workers[each.name] = stack.enter_context(
-                Worker(each.name, work, task.device, each.environment)
+                Worker(
+                    each.name,
+                    partial(within_quota, work),
+                    task.device,
+                    each.environment,
+                )
             )
         for number, setting in enumerate(task.jobs()):
             for name in order_of_turns(list(workers), number):
@@ -409,7 +413,6 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
     for proof in speed.proofs:
         yield f"Same model: {proof}"
     yield from speed.left_out
-    settings = [each.setting for each in speed.decoders[0].settings]
     width = max(NAME_WIDTH, *(len(each.name) + 2 for each in speed.decoders))
     for unit, rate in (
         ("tokens/s", lambda each: each.tokens_per_second),
@@ -420,13 +423,13 @@ def decoding_table(speed: DecodingSpeed) -> Iterator[str]:
         yield from _rates(speed, width, unit, rate)
     yield ""
     # The smallest batch shows the latency of a single user.
-    shown = max(settings, key=lambda each: (-each.batch_size, each.beam_size))
+    shown = max(speed.settings, key=lambda each: (-each.batch_size, each.beam_size))
     yield f"Milliseconds per batch ({shown}); share of translations equal to our fp32"
     yield from _costs(speed, width, shown)
     for has_shortlist in (False, True):
         yield from _advantages(speed, width, has_shortlist)
     yield ""
-    for setting in settings:
+    for setting in speed.settings:
         advantage = speed.advantage(setting)
         shortlisted = speed.advantage(setting, has_shortlist=True)
         line = f"{setting}: {advantage:.2f} x the best other system"
@@ -454,8 +457,7 @@ def _costs(speed: DecodingSpeed, width: int, shown: Setting) -> Iterator[str]:
 
 
 def _heads(speed: DecodingSpeed) -> list[str]:
-    settings = [each.setting for each in speed.decoders[0].settings]
-    return [f"b{each.batch_size} k{each.beam_size}" for each in settings]
+    return [f"b{each.batch_size} k{each.beam_size}" for each in speed.settings]
 
 
 def _in_columns(rows: Sequence[tuple[str, list[str]]], width: int) -> Iterator[str]:
@@ -478,7 +480,6 @@ def _rates(
 
 def _advantages(speed: DecodingSpeed, width: int, has_shortlist: bool) -> Iterator[str]:
     """Table of our best speed over the best of each library, by setting."""
-    settings = [each.setting for each in speed.decoders[0].settings]
     libraries = dict.fromkeys(
         each.library
         for each in speed.decoders
@@ -493,7 +494,7 @@ def _advantages(speed: DecodingSpeed, width: int, has_shortlist: bool) -> Iterat
     for library in libraries:
         ratios = [
             speed.advantage(each, library=library, has_shortlist=has_shortlist)
-            for each in settings
+            for each in speed.settings
         ]
         cells = ["-" if math.isnan(ratio) else f"{ratio:.2f}x" for ratio in ratios]
         rows.append((library, cells))

@@ -50,7 +50,7 @@ from transduce.machine import (
 )
 from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
-from transduce.model.transformer import Transformer
+from transduce.model.transformer import Transformer, final_norm
 from transduce.settings import require_between
 from transduce.text.vocabulary import EOS, PAD
 from transduce.training.config import TrainingConfig
@@ -332,13 +332,13 @@ def _torch_transformer(config: ModelConfig) -> nn.Transformer:
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(**choices),
         config.num_layers,
-        _final_norm(config),
+        final_norm(config),
         enable_nested_tensor=False,
     )
     decoder = nn.TransformerDecoder(
         nn.TransformerDecoderLayer(**choices),
         config.num_decoder_layers,
-        _final_norm(config),
+        final_norm(config),
     )
     for layer in (*encoder.layers, *decoder.layers):
         layer.dropout = nn.Identity()
@@ -352,12 +352,6 @@ def _torch_transformer(config: ModelConfig) -> nn.Transformer:
         custom_encoder=encoder,
         custom_decoder=decoder,
     )
-
-
-def _final_norm(config: ModelConfig) -> nn.LayerNorm | None:
-    if config.norm == "pre":
-        return nn.LayerNorm(config.d_model, eps=config.norm_epsilon)
-    return None
 
 
 OURS = "transduce"

@@ -475,7 +475,11 @@ def compile_layers(
     for layer in layers:
         layer.compile(dynamic=True)
     torch._dynamo.config.recompile_limit = MAX_COMPILED_GRAPHS
-    reason = _try_to_compile(batch_loss, batcher)
+    reason = None
+    try:
+        _compute_gradient(batch_loss, batcher)
+    except RuntimeError as error:  # base of all errors of the compiler
+        reason = " ".join(str(error).split("\n")[:REASON_LINES])
     # All processes or none: compiled layers draw dropout masks from another stream.
     if processes.all_reduce_any(reason is not None, hardware.device):
         for layer in layers:
@@ -483,15 +487,6 @@ def compile_layers(
         return reason or "it cannot in another process"
     # Otherwise one rare batch could end a long run, and again when it is resumed.
     torch._dynamo.config.suppress_errors = True
-    return None
-
-
-def _try_to_compile(batch_loss: BatchLoss, batcher: Batcher) -> str | None:
-    """Compute a gradient; return the reason if the layers cannot be compiled."""
-    try:
-        _compute_gradient(batch_loss, batcher)
-    except RuntimeError as error:  # base of all errors of the compiler
-        return " ".join(str(error).split("\n")[:REASON_LINES])
     return None
 
 
