@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -236,17 +237,7 @@ def _is_installed(package: str) -> bool:
     return find_spec(package) is not None
 
 
-def train_base(task: Task) -> None:
-    """Measure training of base alone."""
-    _measure_updates(task, "base")
-
-
-def train_big(task: Task) -> None:
-    """Measure training of big alone."""
-    _measure_updates(task, "big")
-
-
-def _measure_updates(task: Task, name: str) -> None:
+def train_alone(name: str, task: Task) -> None:
     """Measure updates of one preset as `transduce train` makes them."""
     import torch
 
@@ -318,30 +309,14 @@ def _timed_updates(
     return found
 
 
-def base_beside_peers(task: Task) -> None:
-    """Measure base in turns with the peers that are not compiled."""
-    from transduce.benchmark.training import MARIAN, TORCH
+def train_beside_peers(name: str, are_compiled: bool, task: Task) -> None:
+    """Run `transduce benchmark training` for one preset.
 
-    _train_beside_peers(task, "base", [MARIAN, TORCH])
-
-
-def base_beside_compiled(task: Task) -> None:
-    """Measure base in turns with the peer that takes minutes to compile."""
-    from transduce.benchmark.training import COMPILED
-
-    _train_beside_peers(task, "base", [COMPILED])
-
-
-def big_beside_peers(task: Task) -> None:
-    """Measure big in turns with the peers that are not compiled."""
-    from transduce.benchmark.training import MARIAN, TORCH
-
-    _train_beside_peers(task, "big", [MARIAN, TORCH])
-
-
-def _train_beside_peers(task: Task, name: str, peers: list[str]) -> None:
-    """Run `transduce benchmark training` for one preset and some peers."""
+    The peers are those that are not compiled, or the one that takes minutes to compile.
+    """
     from transduce.benchmark.training import (
+        COMPILED,
+        PEERS,
         in_large_batches,
         measure_training,
         training_table,
@@ -352,7 +327,7 @@ def _train_beside_peers(task: Task, name: str, peers: list[str]) -> None:
         task.hardware(),
         rounds=ROUNDS,
         on_round=lambda number: print(f"Round {number}", flush=True),
-        peers=peers,
+        peers=[each for each in PEERS if (each == COMPILED) == are_compiled],
     )
     task.write("```text\n" + "\n".join(training_table(speed)) + "\n```")
 
@@ -464,18 +439,28 @@ def _losses(task: Task, precision: str) -> list[float]:
 
 PARTS = (
     Part("machine", "Machine", 40, measure_machine),
-    Part("base", "Training base, alone", 90, train_base),
+    Part("base", "Training base, alone", 90, partial(train_alone, "base")),
     Part("decoding", "Decoding base, beside peers", 240, decode_beside_peers),
     Part("loss", "Loss of 200 updates", 90, compare_losses),
-    Part("big", "Training big, alone", 90, train_big),
+    Part("big", "Training big, alone", 90, partial(train_alone, "big")),
     Part("tests", "Tests", 150, run_tests),
-    Part("base-peers", "Training base, beside peers", 200, base_beside_peers),
-    Part("big-peers", "Training big, beside peers", 150, big_beside_peers),
+    Part(
+        "base-peers",
+        "Training base, beside peers",
+        200,
+        partial(train_beside_peers, "base", False),
+    ),
+    Part(
+        "big-peers",
+        "Training big, beside peers",
+        150,
+        partial(train_beside_peers, "big", False),
+    ),
     Part(
         "base-compiled",
         "Training base, beside torch.compile",
         250,
-        base_beside_compiled,
+        partial(train_beside_peers, "base", True),
     ),
 )
 """Parts of the report, the most important first, as time may run out."""

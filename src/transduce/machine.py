@@ -91,8 +91,7 @@ def proc_bytes(file: str, name: str) -> int | None:
 
     The file may have the name of the process, which need not be UTF-8.
     """
-    text = "\n".join(_lines(PROC / file))
-    found = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
+    found = re.search(rf"^{name}:\s*(\d+) kB", _text(PROC / file), re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
 
@@ -109,8 +108,7 @@ class _MemoryGroup:
 
     def used(self) -> int:
         """Return the bytes in use that cannot be reclaimed."""
-        path = self.folder / "memory.stat"  # missing on some systems
-        statistics = path.read_text(encoding="ascii") if path.is_file() else ""
+        statistics = _text(self.folder / "memory.stat")  # missing on some systems
         found = re.search(rf"^{self.cache} (\d+)$", statistics, re.MULTILINE)
         usage = int((self.folder / self.usage).read_text(encoding="ascii"))
         return usage - (int(found[1]) if found else 0)
@@ -137,7 +135,7 @@ def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
     is yielded several times.
     """
     mounts = _group_mounts(proc)
-    for line in _lines(proc / "self" / "cgroup"):
+    for line in _text(proc / "self" / "cgroup").split("\n"):
         _, _, rest = line.partition(":")
         kinds, _, group = rest.partition(":")
         if group and not kinds:
@@ -174,7 +172,7 @@ def _group_mounts(proc: Path) -> dict[str, dict[Path, Path]]:
     the name "".
     """
     mounts: dict[str, dict[Path, Path]] = {}
-    for line in _lines(proc / "self" / "mountinfo"):
+    for line in _text(proc / "self" / "mountinfo").split("\n"):
         mount, _, system = line.partition(" - ")
         fields, (kind, *options) = mount.split(" "), system.split(" ")
         if kind not in ("cgroup", "cgroup2"):
@@ -193,26 +191,26 @@ def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
 
 
-def _lines(path: Path) -> list[str]:
-    """Read the lines of a file; none if it cannot be read.
+def _text(path: Path) -> str:
+    """Read a file of the system; empty if it cannot be read.
 
-    Only a line feed ends a line: names of groups may have other control characters.
+    Its lines end by line feeds alone: names of groups may have other control
+    characters.
     """
     try:
-        return path.read_bytes().decode("utf-8", errors="replace").split("\n")
+        return path.read_bytes().decode("utf-8", errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def memory_of_children() -> int:
     """Return the private resident bytes of this process's children."""
     num_bytes = 0
     for children in (PROC / "self" / "task").glob("*/children"):
-        for child in "".join(_lines(children)).split():
-            with suppress(OSError):  # it has ended
-                text = (PROC / child / "smaps_rollup").read_text(encoding="utf-8")
-                found = re.findall(r"Private_(?:Clean|Dirty):\s*(\d+) kB", text)
-                num_bytes += 1024 * sum(map(int, found))
+        for child in _text(children).split():
+            text = _text(PROC / child / "smaps_rollup")  # empty if it has ended
+            found = re.findall(r"Private_(?:Clean|Dirty):\s*(\d+) kB", text)
+            num_bytes += 1024 * sum(map(int, found))
     return num_bytes
 
 
@@ -382,7 +380,7 @@ def use_huge_pages() -> None:
     libc.mallopt(M_MMAP_MAX, 0)  # or the block would not be in the heap
     libc.free(libc.malloc(int(free)))
     libc.mallopt(M_MMAP_MAX, DEFAULT_MMAP_MAX)
-    for line in _lines(PROC / "self" / "maps"):
+    for line in _text(PROC / "self" / "maps").split("\n"):
         if line.endswith("[heap]"):
             first, end = (int(each, 16) for each in line.partition(" ")[0].split("-"))
             libc.madvise(first, end - first, MADV_HUGEPAGE)
@@ -400,9 +398,7 @@ def can_use_huge_pages() -> bool:
 
 
 def _has_huge_pages_on_advice() -> bool:
-    enabled, size = (
-        "".join(_lines(HUGE_PAGES / name)) for name in ("enabled", "hpage_pmd_size")
-    )
+    enabled, size = (_text(HUGE_PAGES / name) for name in ("enabled", "hpage_pmd_size"))
     return "[madvise]" in enabled and 0 < int(size or 0) <= MAX_HUGE_PAGE
 
 
@@ -411,7 +407,7 @@ def _is_address_space_limited() -> bool:
     import resource  # missing on Windows
 
     limits = resource.RLIMIT_AS, resource.RLIMIT_DATA
-    is_strict = "".join(_lines(PROC / "sys" / "vm" / "overcommit_memory")) == "2"
+    is_strict = _text(PROC / "sys" / "vm" / "overcommit_memory").strip() == "2"
     return is_strict or any(
         resource.getrlimit(each)[0] != resource.RLIM_INFINITY for each in limits
     )
@@ -472,16 +468,14 @@ def return_freed_memory() -> None:
 
 def processor_flags() -> frozenset[str]:
     """Return the processor's feature flags as Linux names them; empty if unknown."""
-    path = PROC / "cpuinfo"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = _text(PROC / "cpuinfo")
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
     return frozenset(flags[1].split()) if flags else frozenset()
 
 
 def describe_processor() -> str:
     """Describe the processor: hardware threads, model, matrix instructions."""
-    path = PROC / "cpuinfo"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = _text(PROC / "cpuinfo")
     names = re.findall(r"^model name\s*: (.*)", text, flags=re.MULTILINE)
     if not names:
         return platform.processor() or platform.machine()
@@ -503,8 +497,7 @@ def may_have_gpu() -> bool:
     folder = torch_folder()
     if folder is None:
         return False
-    path = folder / "version.py"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = _text(folder / "version.py")
     builds = re.findall(r"^(?:cuda|hip)\b[^=]*=\s*(\S+)", text, re.MULTILINE)
     return not builds or any(build != "None" for build in builds)
 

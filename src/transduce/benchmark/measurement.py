@@ -4,6 +4,7 @@ Load of the machine then affects all systems alike. Each has a process of its ow
 that its peak memory is its own.
 """
 
+import math
 import os
 import platform
 import signal
@@ -18,7 +19,6 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
 
 import transduce
 from transduce.device import Hardware, peak_memory, used_memory
@@ -238,8 +238,8 @@ def describe_machine(packages: tuple[str, ...], device: torch.device) -> Machine
     """Describe this machine, with the versions of those packages that are installed."""
     versions = {"Python": platform.python_version()}
     for package in packages:
-        if (found := installed_version(package)) is not None:
-            versions[package] = found
+        with suppress(PackageNotFoundError):
+            versions[package] = version(package)
     is_cuda = device.type == "cuda"
     return Machine(
         processor=describe_processor(),
@@ -248,14 +248,6 @@ def describe_machine(packages: tuple[str, ...], device: torch.device) -> Machine
         threads_limit=threads_limit(),
         versions=versions,
     )
-
-
-def installed_version(package: str) -> str | None:
-    """Version of a package; None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def load_warning(load: float) -> Iterator[str]:
@@ -304,18 +296,15 @@ def _fastest_product(size: int, hardware: Hardware) -> float:
         torch.randn(size, size, dtype=hardware.dtype, device=hardware.device)
         for _ in range(2)
     )
-    return min(_product_seconds(left, right) for _ in range(REPEATS))
 
+    def now() -> float:
+        if hardware.device.type == "cuda":  # wait until it has finished its work
+            torch.cuda.synchronize(hardware.device)
+        return time.perf_counter()
 
-def _product_seconds(left: Tensor, right: Tensor) -> float:
-    _finish(left)
-    started = time.perf_counter()
-    torch.mm(left, right)
-    _finish(left)
-    return time.perf_counter() - started
-
-
-def _finish(x: Tensor) -> None:
-    """Wait until a GPU has finished its work."""
-    if x.device.type == "cuda":
-        torch.cuda.synchronize(x.device)
+    fastest = math.inf
+    for _ in range(REPEATS):
+        started = now()
+        torch.mm(left, right)
+        fastest = min(fastest, now() - started)
+    return fastest

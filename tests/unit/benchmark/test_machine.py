@@ -1,13 +1,8 @@
-from pathlib import Path
-
 import pytest
 import torch
 
-from transduce.benchmark.measurement import (
-    Machine,
-    describe_machine,
-    installed_version,
-)
+from transduce import machine as machine_module
+from transduce.benchmark.measurement import Machine, describe_machine
 from transduce.machine import describe_processor
 
 CPU_INFO = """\
@@ -22,23 +17,27 @@ vmx flags\t: vnmi ept
 """
 
 
-def test_a_processor_is_described_by_number_name_and_matrix_instructions(monkeypatch):
-    monkeypatch.setattr(Path, "is_file", lambda _: True)
-    monkeypatch.setattr(Path, "read_text", lambda _, encoding: CPU_INFO)
+def test_a_processor_is_described_by_number_name_and_matrix_instructions(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(machine_module, "PROC", tmp_path)
+    (tmp_path / "cpuinfo").write_text(CPU_INFO)
     found = "2 x Some Processor @ 2.50GHz (avx2, avx512f, amx_bf16)"
     assert describe_processor() == found
 
 
 @pytest.mark.parametrize("text", [None, "processor\t: 0\nBogoMIPS\t: 50.00\n"])
-def test_a_processor_without_a_name_is_described(monkeypatch, text):
-    monkeypatch.setattr(Path, "is_file", lambda _: text is not None)
-    monkeypatch.setattr(Path, "read_text", lambda _, encoding: text)
+def test_a_processor_without_a_name_is_described(monkeypatch, tmp_path, text):
+    monkeypatch.setattr(machine_module, "PROC", tmp_path)
+    if text is not None:
+        (tmp_path / "cpuinfo").write_text(text)
     assert describe_processor()
 
 
 def test_missing_packages_are_not_listed():
     machine = describe_machine(("torch", "no-such-package"), torch.device("cpu"))
     assert set(machine.versions) == {"Python", "torch"}
+    assert machine.versions["torch"] == torch.__version__
     assert machine.accelerator is None
     assert machine.num_threads == torch.get_num_threads()
 
@@ -46,11 +45,6 @@ def test_missing_packages_are_not_listed():
 def test_a_gpu_is_described_by_its_name(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Some {device}")
     assert describe_machine((), torch.device("cuda")).accelerator == "Some cuda"
-
-
-def test_a_package_has_its_version():
-    assert installed_version("torch") == torch.__version__
-    assert installed_version("no-such-package") is None
 
 
 @pytest.mark.parametrize(
