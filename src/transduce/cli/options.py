@@ -16,7 +16,7 @@ from transduce.errors import ConfigError
 from transduce.experiments.presets import FITTING, RunConfig, changed, preset
 from transduce.experiments.run_corpus import RunFiles
 from transduce.settings import apply_assignments, apply_file, apply_mapping
-from transduce.text.corpus import STANDARD_INPUT, read_lines
+from transduce.text.corpus import read_lines
 
 Assignments = Annotated[
     tuple[str, ...],
@@ -108,7 +108,7 @@ def dev_sets_of(words: tuple[str, ...]) -> tuple[DevSet, ...]:
         for name, source, target in triples
     )
     for each in sets:
-        _require_files(each.source, each.target)
+        require_files((each.source, each.target))
         refuse_trees(each.source, each.target, option="--dev-trees")
     return sets
 
@@ -255,7 +255,7 @@ def text_files(
     """Return the text files of a run; `ConfigError` if a side is missing."""
     require_both(source, target)
     require_both(dev_source, dev_target, "dev-")
-    _require_files(*source, *target, *dev_source, *dev_target)
+    require_files((*source, *target, *dev_source, *dev_target))
     refuse_trees(*source, *target)
     refuse_trees(*dev_source, *dev_target, option="--dev-trees")
     return CorpusFiles(
@@ -265,16 +265,6 @@ def text_files(
         dev_target=dev_target,
         corpora=corpora,
     )
-
-
-def _require_files(*paths: Path) -> None:
-    """Raise `ConfigError` or `DataError` for standard input, folders and pipes."""
-    if STANDARD_INPUT in paths:
-        raise ConfigError(
-            "A corpus must be in files, as it is read several times, but `-` is "
-            "standard input; write it to a file first."
-        )
-    require_files(paths)
 
 
 def refuse_trees(*paths: Path, option: str = "--trees") -> None:
@@ -313,7 +303,7 @@ def _beginning(path: Path) -> str:
 
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
     """Return the given files of text or trees, or None."""
-    _require_files(*treebanks.trees, *treebanks.dev_trees)
+    require_files((*treebanks.trees, *treebanks.dev_trees))
     if any(text.absolute_names().values()):
         if treebanks.trees or treebanks.dev_trees:
             raise ConfigError(

@@ -9,11 +9,11 @@ that no copy stays in training.
 import heapq
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
-from itertools import chain, islice
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -27,6 +27,7 @@ from transduce.files import path_of
 from transduce.metrics.scores import Tokenize
 from transduce.settings import convert_and_check, shown
 from transduce.text.corpus import (
+    STANDARD_INPUT,
     SentencePair,
     aligned_lines,
     read_text,
@@ -294,13 +295,20 @@ def _listed(key: str, files: object) -> list[str | PathLike[str]]:
     return several
 
 
-def require_files(paths: Iterable[Path]) -> None:
-    """Raise `DataError` for a folder or a pipe, since a corpus is read several
-    times."""
+def require_files(paths: Collection[Path], what: str = "a corpus") -> None:
+    """Raise an error for text that can be read once only.
+
+    It is a `ConfigError` for standard input, and a `DataError` for a folder or a pipe.
+    """
+    if STANDARD_INPUT in paths:
+        raise ConfigError(
+            f"{what.capitalize()} must be in files, as it is read several times, but "
+            "`-` is standard input; write it to a file first."
+        )
     for path in paths:
         if path.exists() and not path.is_file():
             raise DataError(
-                f"{path}: a corpus must be a file, since it is read several times, but "
+                f"{path}: {what} must be a file, since it is read several times, but "
                 "is a folder or a pipe."
             )
 
@@ -516,7 +524,7 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
     out of the others, too. `DataError` if a file cannot be used.
     """
     for sides in files.sides:
-        require_files(chain(*sides))
+        require_files((*sides[0], *sides[1]))
     choice = choose_dev(files, seed)
     if choice is None:
         return None

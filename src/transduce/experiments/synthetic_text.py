@@ -22,7 +22,7 @@ import numpy as np
 
 import transduce
 from transduce.data.cleaning_rules import NAMES, RULES, CleaningConfig, PairRules
-from transduce.data.corpus_files import Files, paths_of
+from transduce.data.corpus_files import Files, paths_of, require_files
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import (
     MAX_SOURCE_TOKENS,
@@ -67,7 +67,7 @@ from transduce.settings import (
     require_function,
     shown,
 )
-from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
+from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import guess_all, require_language_of_files
 from transduce.text.tokenizer import normalize
 
@@ -150,17 +150,7 @@ class InputText:
     def __post_init__(self) -> None:
         if not self.paths:
             raise ConfigError("The input must be at least one file, but none is given.")
-        if STANDARD_INPUT in (*self.paths, *self.references):
-            raise ConfigError(
-                "The input must be in files, as it is read several times, but `-` is "
-                "standard input; write it to a file first."
-            )
-        for path in (*self.paths, *self.references):
-            if path.exists() and not path.is_file():
-                raise DataError(
-                    f"{path}: the input must be a file, since it is read several "
-                    "times, but is a folder or a pipe."
-                )
+        require_files((*self.paths, *self.references), "the input")
 
     def lines(self) -> Iterator[InputLine]:
         """Yield the lines that are neither blank nor repeated."""

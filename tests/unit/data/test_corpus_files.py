@@ -181,6 +181,13 @@ def test_a_pipe_is_refused_before_it_is_read(tmp_path: Path) -> None:
         hold_out_pairs(files, tmp_path / "held", seed=1)
 
 
+def test_standard_input_is_no_corpus_as_it_can_be_read_once_only() -> None:
+    sides = (Path("-"),), (Path("my.de"),)
+    for read in (read_through, digest_of):
+        with pytest.raises(ConfigError, match="^A corpus must be in files, .* write "):
+            read(*sides)
+
+
 def test_every_tokenizer_of_sacrebleu_can_be_chosen() -> None:
     for name in sacrebleu_module.BLEU.TOKENIZERS:
         assert EvaluationConfig(tokenize=name).tokenize == name
