@@ -53,15 +53,15 @@ from transduce.experiments.table2 import Scoring
 from transduce.experiments.table2 import as_report as table2_report
 from transduce.experiments.table2_training import Match, require_systems
 from transduce.experiments.table3 import EXPERIMENT as TABLE3_RECORD
-from transduce.experiments.table3 import Experiment as Table3Experiment
-from transduce.experiments.table3 import as_report as table3_report
 from transduce.experiments.table3 import (
+    Table3Experiment,
     base_for,
     collect,
     require_rows,
     require_same_rows,
     row_runs,
 )
+from transduce.experiments.table3 import as_report as table3_report
 from transduce.experiments.table4 import Setting, Table4, our_rows
 from transduce.experiments.table4 import as_report as table4_report
 from transduce.files import require_new_folder

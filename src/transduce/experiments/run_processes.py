@@ -169,8 +169,11 @@ class PresetRun:
         changed = changes(self.config, preset(self.preset))
         return tuple(f"{name}={_in_toml(value)}" for name, value in changed.items())
 
-    def training_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
-        """Options of the command that starts or continues the training."""
+    def next_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
+        """Options of the command that continues the run, which is not done.
+
+        This one trains; a run that does more overrides the method.
+        """
         out = ["train", "--out", str(self.path), "--precision", precision]
         if self.has_begun:
             return [*out, "--resume"]
@@ -209,9 +212,63 @@ def _files_option(name: str, paths: Sequence[Path]) -> list[str]:
     return [name, *(str(path.absolute()) for path in paths)]
 
 
-def command_line(options: Sequence[str], device: str) -> list[str]:
-    """Return the command of a process with these options of `transduce`."""
-    return [*PYTHON, "-m", "transduce", *options, "--device", device]
+@runtime_checkable
+class Run(Protocol):
+    """Work of an experiment: one or several processes, one after the other."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log(self) -> Path: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def steps_made(self) -> int: ...
+    @property
+    def is_done(self) -> bool: ...
+    def final_failure(self) -> str | None: ...
+    def next_options(self, files: CorpusFiles, precision: Precision) -> list[str]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """Runs on one corpus, in one folder."""
+
+    folder: Path
+    files: CorpusFiles
+    device: str = "auto"
+    precision: Precision = "fp32"
+    """Precision of all runs; "auto" could give wide and narrow ones different ones."""
+
+    def next_command(self, run: Run) -> list[str] | None:
+        """Command that continues a run; None if the run is done."""
+        if run.is_done:
+            return None
+        options = run.next_options(self.files, self.precision)
+        return [*PYTHON, "-m", "transduce", *options, "--device", self.device]
+
+    def record_settings(
+        self, name: str, version: int, base: RunConfig, **others: object
+    ) -> None:
+        """Record the settings of all runs; `ConfigError` if the folder has other ones.
+
+        `name` is that of the record, `others` are settings beside those of the base.
+        """
+        path = self.folder / name
+        record = {
+            **experiment_record(version, self.folder, self.files, self.precision),
+            **others,
+            "settings": settings(base),
+        }
+        if path.is_file():
+            recorded = read_record(path)
+            require_same_experiment(path, recorded, record, "settings")
+            # Settings that an older version did not have were at their defaults.
+            known = settings(RunConfig()) | recorded["settings"]
+            what = "the experiment"
+            require_same_settings(self.folder, what, known, record["settings"])
+            require_same_settings(self.folder, what, recorded, others)
+        write_record(path, record)
 
 
 def experiment_record(
@@ -403,33 +460,6 @@ def locked(folder: Path) -> Iterator[tuple[int, ...]]:
                 f"Interrupted. All finished work is in {folder}: the same command "
                 "continues the reproduction."
             ) from None
-
-
-@runtime_checkable
-class Run(Protocol):
-    """Work of an experiment: one or several processes, one after the other."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def log(self) -> Path: ...
-    @property
-    def num_steps(self) -> int: ...
-    @property
-    def steps_made(self) -> int: ...
-    def final_failure(self) -> str | None: ...
-
-
-@runtime_checkable
-class Experiment(Protocol):
-    """An experiment, as far as its processes are concerned."""
-
-    @property
-    def folder(self) -> Path: ...
-
-    def next_command(self, run: Any) -> list[str] | None:
-        """Command that continues a run; None if the run is done."""
-        ...
 
 
 class ReproductionStoppedError(TransduceError):

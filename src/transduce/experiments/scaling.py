@@ -23,18 +23,12 @@ from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.quickstart import corpus_files, write_corpus
 from transduce.experiments.run_folder import settings_of
 from transduce.experiments.run_processes import (
+    Experiment,
     PresetRun,
-    command_line,
-    experiment_record,
     failed_runs,
-    read_record,
-    require_same_experiment,
-    require_same_settings,
     settings,
     with_seed,
-    write_record,
 )
-from transduce.machine import Precision
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import Scores
 from transduce.report.chart import Chart, Series, draw
@@ -190,36 +184,15 @@ def scores_runs(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingExperiment:
-    """Trainings on one corpus, in one folder."""
+class ScalingExperiment(Experiment):
+    """Trainings of all kinds of scores and widths."""
 
-    folder: Path
-    files: CorpusFiles
     base: RunConfig
     heads: int
-    device: str
-    precision: Precision
 
     def begin(self) -> None:
         """Record the settings; `ConfigError` if the folder has other ones."""
-        record = {
-            **experiment_record(
-                EXPERIMENT_FORMAT, self.folder, self.files, self.precision
-            ),
-            "heads": self.heads,
-            "settings": settings(self.base),
-        }
-        path = self.folder / EXPERIMENT
-        if path.is_file():
-            _require_same(path, read_record(path), record)
-        write_record(path, record)
-
-    def next_command(self, run: ScoresRun) -> list[str] | None:
-        """Command that continues a run; None if the run is done."""
-        if run.is_done:
-            return None
-        options = run.training_options(self.files, self.precision)
-        return command_line(options, self.device)
+        self.record_settings(EXPERIMENT, EXPERIMENT_FORMAT, self.base, heads=self.heads)
 
 
 def built_in_corpus(folder: Path) -> CorpusFiles:
@@ -227,16 +200,6 @@ def built_in_corpus(folder: Path) -> CorpusFiles:
     if not folder.exists():
         write_corpus(folder, "en-de")
     return corpus_files(folder, "en-de")
-
-
-def _require_same(
-    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
-) -> None:
-    require_same_experiment(path, recorded, requested, "settings")
-    # Settings that an older version did not have were at their defaults.
-    known = {**recorded, **settings(RunConfig()), **recorded["settings"]}
-    asked = {**requested["settings"], "heads": requested["heads"]}
-    require_same_settings(path.parent, "the experiment", known, asked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

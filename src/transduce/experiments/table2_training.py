@@ -2,9 +2,8 @@
 
 All systems share the text, the metric and the accounting of cost; each has the
 tokenizer, the training recipe and the search settings of its preset. Each training and
-each translation is a process (`run_processes`): after an interruption,
-`SystemExperiment.next_command` continues a training that has begun by `train --resume`,
-and starts a translation over.
+each translation is a process (`run_processes`). After an interruption, a training that
+has begun continues by `train --resume`, and a translation starts over.
 """
 
 import math
@@ -43,9 +42,9 @@ from transduce.experiments.run_folder import Entry, RunFolder, settings_of
 from transduce.experiments.run_processes import (
     LOGS,
     RUNS,
+    Experiment,
     PresetRun,
     changes,
-    command_line,
     damaged_record,
     experiment_record,
     read_record,
@@ -291,10 +290,11 @@ class SystemRun(PresetRun):
         """Whether all test texts are translated."""
         return all(self.translations(test).is_file() for test in self.tests)
 
-    @property
-    def models(self) -> list[Path]:
-        """Runs whose models translate: this one."""
-        return [self.path]
+    def next_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
+        """Options to train, or to translate a test text."""
+        if not self.is_trained:
+            return super().next_options(files, precision)
+        return _translation(self, [self.path])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -360,20 +360,27 @@ class EnsembleRun:
         """Return None, as an ensemble is tried again if it has failed."""
         return None
 
-    @property
-    def models(self) -> list[Path]:
-        """Runs whose models translate."""
-        return [member.path for member in self.members]
+    def next_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
+        """Options to translate a test text."""
+        return _translation(self, [member.path for member in self.members])
+
+
+def _translation(run: SystemRun | EnsembleRun, models: Sequence[Path]) -> list[str]:
+    """Options to translate the first test text that is not translated yet."""
+    test = next(each for each in run.tests if not run.translations(each).is_file())
+    first, *others = models
+    return [
+        *("translate", str(first)),
+        *(("--ensemble", *map(str, others)) if others else ()),
+        *("--input", str(test.source.absolute())),
+        # Start over after an interruption, as test texts are short.
+        *("--output", str(run.translations(test)), "--force"),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SystemExperiment:
-    """Runs of Table 2's systems on one corpus, in one folder."""
-
-    folder: Path
-    files: CorpusFiles
-    device: str = "auto"
-    precision: Precision = "fp32"
+class SystemExperiment(Experiment):
+    """Runs of Table 2's systems."""
 
     def begin(self, runs: Sequence[SystemRun]) -> None:
         """Record the settings; `ConfigError` if the folder has other ones.
@@ -401,29 +408,6 @@ class SystemExperiment:
             for name in ("systems", "tests"):
                 record[name] = {**known.get(name, {}), **record[name]}
         write_record(path, record)
-
-    def next_command(self, run: SystemRun | EnsembleRun) -> list[str] | None:
-        """Command that continues a run; None if the run is done."""
-        if run.is_done:
-            return None
-        if isinstance(run, SystemRun) and not run.is_trained:
-            options = run.training_options(self.files, self.precision)
-        else:
-            options = _translation(run)
-        return command_line(options, self.device)
-
-
-def _translation(run: SystemRun | EnsembleRun) -> list[str]:
-    """Options to translate the first test text that is not translated yet."""
-    test = next(each for each in run.tests if not run.translations(each).is_file())
-    first, *others = run.models
-    return [
-        *("translate", str(first)),
-        *(("--ensemble", *map(str, others)) if others else ()),
-        *("--input", str(test.source.absolute())),
-        # Start over after an interruption, as test texts are short.
-        *("--output", str(run.translations(test)), "--force"),
-    ]
 
 
 # The settings of a system are those of its preset, which another version may have.

@@ -24,20 +24,15 @@ from transduce.experiments.resuming import refuse_changed_settings
 from transduce.experiments.run_corpus import known_languages
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.experiments.run_processes import (
+    Experiment,
     PresetRun,
     changes,
-    command_line,
     described_files,
-    experiment_record,
     failed_runs,
-    read_record,
     read_references,
-    require_same_experiment,
-    require_same_settings,
     settings,
     translated_lines,
     with_seed,
-    write_record,
 )
 from transduce.machine import Precision
 from transduce.metrics.comparison import (
@@ -262,49 +257,25 @@ class RowRun(PresetRun):
         """Whether the dev text is translated."""
         return self.translations.is_file()
 
+    def next_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
+        """Options to train or, by the last checkpoint, to translate the dev text."""
+        if not self.is_trained:
+            return super().next_options(files, precision)
+        checkpoint = RunFolder(self.path).checkpoint(self.last_entry("dev")["step"])
+        options = ["translate", str(checkpoint), "--input", str(self.sources)]
+        # Start over after an interruption, as the dev text is short.
+        return [*options, "--output", str(self.translations), "--force"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    """Runs of Table 3's rows on one corpus, in one folder."""
+class Table3Experiment(Experiment):
+    """Runs of Table 3's rows."""
 
-    folder: Path
-    files: CorpusFiles
     base: RunConfig
-    device: str = "auto"
-    precision: Precision = "fp32"
-    """Precision of all rows; "auto" could give wide and narrow rows different ones."""
 
     def begin(self) -> None:
         """Record the settings; `ConfigError` if the folder has other ones."""
-        record = {
-            **experiment_record(
-                EXPERIMENT_FORMAT, self.folder, self.files, self.precision
-            ),
-            "settings": settings(self.base),
-        }
-        path = self.folder / EXPERIMENT
-        if path.is_file():
-            _require_same(path, read_record(path), record)
-        write_record(path, record)
-
-    def next_command(self, run: RowRun) -> list[str] | None:
-        """Command that continues a run; None if the run is done."""
-        if run.is_done:
-            return None
-        options = (
-            self._translation(run)
-            if run.is_trained
-            else run.training_options(self.files, self.precision)
-        )
-        return command_line(options, self.device)
-
-    def _translation(self, run: RowRun) -> list[str]:
-        """Options to translate the dev text by the last checkpoint, not averaged."""
-        checkpoint = RunFolder(run.path).checkpoint(run.last_entry("dev")["step"])
-        options = ["translate", str(checkpoint)]
-        options += ["--input", str(run.sources)]
-        # Start over after an interruption, as the dev text is short.
-        return [*options, "--output", str(run.translations), "--force"]
+        self.record_settings(EXPERIMENT, EXPERIMENT_FORMAT, self.base)
 
 
 def row_runs(
@@ -330,15 +301,6 @@ def row_runs(
         for seed in seeds
         for row in rows
     ]
-
-
-def _require_same(
-    path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]
-) -> None:
-    require_same_experiment(path, recorded, requested, "settings")
-    # Settings that an older version did not have were at their defaults.
-    known = settings(RunConfig()) | recorded["settings"]
-    require_same_settings(path.parent, "the experiment", known, requested["settings"])
 
 
 def require_same_rows(runs: Sequence[RowRun]) -> None:
@@ -423,7 +385,7 @@ class Table3:
 
 
 def collect(
-    experiment: Experiment,
+    experiment: Table3Experiment,
     runs: Sequence[RowRun],
     failures: Mapping[str, str],
     trials: Trials,
@@ -487,7 +449,9 @@ def _scores(
     return scores
 
 
-def _tokenization(experiment: Experiment, references: Sequence[str]) -> Tokenization:
+def _tokenization(
+    experiment: Table3Experiment, references: Sequence[str]
+) -> Tokenization:
     config = experiment.base
     language = known_languages(config.languages, experiment.files).target
     return choose_tokenization(config.evaluation.tokenize, language, references)
@@ -509,7 +473,9 @@ class RowBleu(NamedTuple):
     by_seed: tuple[float, ...]
 
 
-def _result(experiment: Experiment, runs: Sequence[RowRun], bleu: RowBleu) -> RowResult:
+def _result(
+    experiment: Table3Experiment, runs: Sequence[RowRun], bleu: RowBleu
+) -> RowResult:
     config = with_seed(runs[0].config, experiment.base.training.seed)
     updates = [run.last_entry("step", "epoch") for run in runs]
     return RowResult(

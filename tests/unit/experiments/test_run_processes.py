@@ -20,6 +20,7 @@ from transduce.experiments.run_processes import (
     ExperimentProgress,
     PresetRun,
     ReproductionStoppedError,
+    Run,
     RunsFailedError,
     Workers,
     make_slots,
@@ -27,7 +28,7 @@ from transduce.experiments.run_processes import (
     run_all,
     translated_lines,
 )
-from transduce.experiments.table3 import Experiment, RowRun, row_runs, scaled_base
+from transduce.experiments.table3 import RowRun, Table3Experiment, row_runs, scaled_base
 
 DOES = "from pathlib import Path; import os, sys, time; out = Path(sys.argv[1]); "
 DOES += "out.parent.mkdir(exist_ok=True); "
@@ -39,12 +40,13 @@ WAITS = f"{DOES} out.with_suffix('.begun').touch(); time.sleep(600)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Programs(Experiment):
+class Programs(Table3Experiment):
     """Runs whose training and translation is a small program."""
 
     of_row: dict[str, str]
 
-    def next_command(self, run: RowRun) -> list[str] | None:
+    def next_command(self, run: Run) -> list[str] | None:
+        assert isinstance(run, RowRun)
         if run.is_done:
             return None
         return [sys.executable, "-c", self.of_row[run.row], str(run.translations)]
@@ -73,14 +75,14 @@ def programs(tmp_path: Path) -> Callable[..., Programs]:
     return make
 
 
-def prepared(experiment: Experiment) -> None:
+def prepared(experiment: Table3Experiment) -> None:
     """Write the files of a run that has prepared the corpus."""
     (experiment.folder / "runs" / "other").mkdir()
     (experiment.folder / "runs" / "other" / "config.json").touch()
 
 
 def carried_out(
-    experiment: Experiment,
+    experiment: Table3Experiment,
     runs: Sequence[RowRun],
     at: Sequence[dict[str, str]] = ({},),
 ) -> tuple[dict[str, str], list[ExperimentProgress]]:
@@ -237,7 +239,8 @@ def test_a_run_that_diverged_twice_is_not_tried_again(
 class Trainings(Programs):
     """Runs that are trained by small programs, and do not translate."""
 
-    def next_command(self, run: RowRun) -> list[str] | None:
+    def next_command(self, run: Run) -> list[str] | None:
+        assert isinstance(run, RowRun)
         if run.is_trained:
             return None
         log = str(run.path / "log.jsonl")

@@ -24,8 +24,8 @@ from transduce.experiments.run_processes import (
 )
 from transduce.experiments.table3 import (
     EXPERIMENT,
-    Experiment,
     RowRun,
+    Table3Experiment,
     base_for,
     require_rows,
     require_same_rows,
@@ -49,7 +49,7 @@ with locked(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
+def experiment(tmp_path: Path) -> Table3Experiment:
     names = ("a.en", "b.en", "a.de", "b.de", "dev.en", "dev.de")
     paths = [tmp_path / name for name in names]
     for path in paths:
@@ -60,13 +60,13 @@ def experiment(tmp_path: Path) -> Experiment:
         dev_source=(paths[4],),
         dev_target=(paths[5],),
     )
-    return Experiment(
+    return Table3Experiment(
         folder=tmp_path / "out", files=files, base=scaled_base(0.25, 200), device="cpu"
     )
 
 
 @pytest.fixture
-def log(experiment: Experiment) -> Callable[..., RowRun]:
+def log(experiment: Table3Experiment) -> Callable[..., RowRun]:
     """Write a run with the given log."""
 
     def write(*entries: tuple[str, int]) -> RowRun:
@@ -80,7 +80,7 @@ def log(experiment: Experiment) -> Callable[..., RowRun]:
     return write
 
 
-def test_runs_go_seed_by_seed(experiment: Experiment) -> None:
+def test_runs_go_seed_by_seed(experiment: Table3Experiment) -> None:
     runs = row_runs(experiment.folder, experiment.base, ["base", "big"], [3, 1])
     assert [run.name for run in runs] == [
         "base-seed3", "big-seed3", "base-seed1", "big-seed1",
@@ -90,7 +90,7 @@ def test_runs_go_seed_by_seed(experiment: Experiment) -> None:
 
 
 def test_a_new_run_is_its_preset_with_the_changed_settings(
-    experiment: Experiment,
+    experiment: Table3Experiment,
 ) -> None:
     [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [7])
     a_en, b_en, a_de, b_de, dev_en, dev_de = (
@@ -109,14 +109,16 @@ def test_a_new_run_is_its_preset_with_the_changed_settings(
     ]
 
 
-def test_at_full_scale_a_run_differs_in_averaging_only(experiment: Experiment) -> None:
+def test_at_full_scale_a_run_differs_in_averaging_only(
+    experiment: Table3Experiment,
+) -> None:
     full = replace(experiment, base=scaled_base())
     for run in row_runs(full.folder, full.base, ["base", "C-d1024"], [1]):
         assert run.overrides == ("training.keep_checkpoints=1",)
     assert BASE.training.seed == 1
 
 
-def test_settings_of_all_types_are_passed_on(experiment: Experiment) -> None:
+def test_settings_of_all_types_are_passed_on(experiment: Table3Experiment) -> None:
     model = replace(scaled_base().model, neighbourhood=5, norm="pre", output_bias=True)
     base = replace(scaled_base(), model=model)
     [run] = row_runs(experiment.folder, base, ["E-learned"], [1])
@@ -127,7 +129,7 @@ def test_settings_of_all_types_are_passed_on(experiment: Experiment) -> None:
 
 
 def test_a_started_run_is_resumed(
-    experiment: Experiment, log: Callable[..., RowRun]
+    experiment: Table3Experiment, log: Callable[..., RowRun]
 ) -> None:
     command = experiment.next_command(log(("step", 10), ("dev", 20)))
     assert command is not None
@@ -135,7 +137,7 @@ def test_a_started_run_is_resumed(
 
 
 def test_a_trained_run_translates_with_its_last_checkpoint(
-    experiment: Experiment, log: Callable[..., RowRun]
+    experiment: Table3Experiment, log: Callable[..., RowRun]
 ) -> None:
     run = log(("dev", 100), ("step", 200), ("dev", 200), ("final", 100))
     assert experiment.next_command(run) == [
@@ -148,7 +150,7 @@ def test_a_trained_run_translates_with_its_last_checkpoint(
 
 
 def test_a_run_with_translations_is_done(
-    experiment: Experiment, log: Callable[..., RowRun]
+    experiment: Table3Experiment, log: Callable[..., RowRun]
 ) -> None:
     run = log(("dev", 200), ("final", 200))
     run.translations.touch()
@@ -156,7 +158,7 @@ def test_a_run_with_translations_is_done(
     assert experiment.next_command(run) is None
 
 
-def test_the_same_experiment_is_continued(experiment: Experiment) -> None:
+def test_the_same_experiment_is_continued(experiment: Table3Experiment) -> None:
     experiment.begin()
     refuse_other_contents(experiment.folder, EXPERIMENT, "a reproduction of Table 3")
     before = (experiment.folder / "experiment.json").read_bytes()
@@ -165,7 +167,7 @@ def test_the_same_experiment_is_continued(experiment: Experiment) -> None:
 
 
 def test_a_setting_missing_from_the_record_had_its_default(
-    experiment: Experiment,
+    experiment: Table3Experiment,
 ) -> None:
     experiment.begin()
     path = experiment.folder / "experiment.json"
@@ -179,7 +181,9 @@ def test_a_setting_missing_from_the_record_had_its_default(
         other.begin()
 
 
-def test_a_folder_of_another_experiment_is_refused(experiment: Experiment) -> None:
+def test_a_folder_of_another_experiment_is_refused(
+    experiment: Table3Experiment,
+) -> None:
     experiment.begin()
     other = replace(experiment, base=scaled_base(0.25, 300))
     pattern = r"`training.steps` of the experiment in this folder is 200, but 300 is re"
@@ -187,7 +191,7 @@ def test_a_folder_of_another_experiment_is_refused(experiment: Experiment) -> No
         other.begin()
 
 
-def test_an_experiment_with_other_text_is_refused(experiment: Experiment) -> None:
+def test_an_experiment_with_other_text_is_refused(experiment: Table3Experiment) -> None:
     experiment.begin()
     place = experiment.folder.parent
     record = (experiment.folder / EXPERIMENT).read_bytes()
@@ -206,7 +210,7 @@ def test_an_experiment_with_other_text_is_refused(experiment: Experiment) -> Non
 
 
 def test_an_experiment_continues_with_the_same_text_in_another_place(
-    experiment: Experiment,
+    experiment: Table3Experiment,
 ) -> None:
     experiment.begin()
     other = experiment.folder.parent / "other.en"
@@ -216,7 +220,7 @@ def test_an_experiment_continues_with_the_same_text_in_another_place(
 
 @pytest.mark.parametrize(("before", "after"), [(600, 1_500), (1_500, 600)])
 def test_a_row_does_not_mix_runs_with_other_checkpoints(
-    experiment: Experiment, before: int, after: int
+    experiment: Table3Experiment, before: int, after: int
 ) -> None:
     chosen = {600: (), 1_500: ("training.checkpoint_steps",)}
     first, new = (
@@ -243,7 +247,7 @@ def test_a_row_does_not_mix_runs_with_other_checkpoints(
     require_same_rows(new)  # the run itself tells what is damaged
 
 
-def older(experiment: Experiment, files: CorpusFiles) -> None:
+def older(experiment: Table3Experiment, files: CorpusFiles) -> None:
     """Rewrite the record as an older version did: absolute names, no digests."""
     path = experiment.folder / EXPERIMENT
     record = json.loads(path.read_text())
@@ -253,7 +257,7 @@ def older(experiment: Experiment, files: CorpusFiles) -> None:
 
 
 def test_an_experiment_of_an_older_version_is_accepted_once(
-    experiment: Experiment,
+    experiment: Table3Experiment,
 ) -> None:
     experiment.begin()
     older(experiment, experiment.files)
@@ -269,7 +273,7 @@ def test_an_experiment_of_an_older_version_is_accepted_once(
 
 @pytest.mark.parametrize("is_older", [False, True])
 def test_an_experiment_with_its_own_corpus_can_be_moved(
-    experiment: Experiment, tmp_path: Path, is_older: bool
+    experiment: Table3Experiment, tmp_path: Path, is_older: bool
 ) -> None:
     def files_in(folder: Path) -> CorpusFiles:
         text = (folder / "corpus" / "text",)
@@ -292,7 +296,9 @@ def test_an_experiment_with_its_own_corpus_can_be_moved(
         after.begin()
 
 
-def test_resuming_with_another_precision_is_refused(experiment: Experiment) -> None:
+def test_resuming_with_another_precision_is_refused(
+    experiment: Table3Experiment,
+) -> None:
     experiment.begin()
     pattern = r"experiment in this folder is fp32, but bf16 is requested; choose"
     with pytest.raises(ConfigError, match=pattern):
@@ -314,7 +320,7 @@ def test_an_experiment_keeps_its_precision_unless_another_is_requested(
     assert kept_precision(requested, recorded) == kept
 
 
-def test_an_unreadable_record_is_refused(experiment: Experiment) -> None:
+def test_an_unreadable_record_is_refused(experiment: Table3Experiment) -> None:
     assert read_record(experiment.folder / EXPERIMENT) == {}
     experiment.begin()
     path = experiment.folder / EXPERIMENT
@@ -323,7 +329,9 @@ def test_an_unreadable_record_is_refused(experiment: Experiment) -> None:
         experiment.begin()
 
 
-def test_an_experiment_of_another_format_is_refused(experiment: Experiment) -> None:
+def test_an_experiment_of_another_format_is_refused(
+    experiment: Table3Experiment,
+) -> None:
     experiment.begin()
     (experiment.folder / "experiment.json").write_text('{"format": 0}')
     with pytest.raises(ConfigError, match="format must be 2, but is 0; the experiment"):

@@ -12,9 +12,9 @@ from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.errors import DataError
 from transduce.experiments.run_processes import settings
 from transduce.experiments.table3 import (
-    Experiment,
     RowResult,
     Table3,
+    Table3Experiment,
     collect,
     row_runs,
     scaled_base,
@@ -34,18 +34,18 @@ WriteRun = Callable[..., None]
 
 
 @pytest.fixture
-def experiment(tmp_path: Path) -> Experiment:
+def experiment(tmp_path: Path) -> Table3Experiment:
     files = CorpusFiles(
         source=(Path("/a.en"),),
         target=(Path("/a.de"),),
         dev_source=(Path("/d.en"),),
         dev_target=(Path("/d.de"),),
     )
-    return Experiment(folder=tmp_path, files=files, base=scaled_base(0.125, 40))
+    return Table3Experiment(folder=tmp_path, files=files, base=scaled_base(0.125, 40))
 
 
 @pytest.fixture
-def write_run(experiment: Experiment) -> WriteRun:
+def write_run(experiment: Table3Experiment) -> WriteRun:
     """Write the files of a finished run."""
 
     def write(
@@ -79,7 +79,7 @@ def write_run(experiment: Experiment) -> WriteRun:
     return write
 
 
-def collected(experiment: Experiment, seeds: list[int]) -> Table3:
+def collected(experiment: Table3Experiment, seeds: list[int]) -> Table3:
     runs = row_runs(
         experiment.folder, experiment.base, ["base", "A-h1", "C-d256"], seeds
     )
@@ -87,7 +87,7 @@ def collected(experiment: Experiment, seeds: list[int]) -> Table3:
 
 
 def test_rows_are_compared_with_base(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
     write_run("A-h1", 1, BAD, perplexity=9.0)
@@ -117,7 +117,7 @@ def test_rows_are_compared_with_base(
 
 
 def test_parameters_include_the_learned_vocabulary(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
     write_run("C-d256", 1, BAD)
@@ -129,7 +129,7 @@ def test_parameters_include_the_learned_vocabulary(
     assert row.parameters < base.parameters / 2
 
 
-def test_seeds_are_pooled(experiment: Experiment, write_run: WriteRun) -> None:
+def test_seeds_are_pooled(experiment: Table3Experiment, write_run: WriteRun) -> None:
     for seed, texts, perplexity in ((1, GOOD, 4.0), (2, BAD, 9.0)):
         write_run("base", seed, texts, perplexity)
     [base] = collected(experiment, [1, 2]).rows
@@ -143,7 +143,7 @@ def test_seeds_are_pooled(experiment: Experiment, write_run: WriteRun) -> None:
 
 
 def test_only_seeds_that_base_has_are_compared(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD)
     write_run("base", 3, BAD)
@@ -157,7 +157,7 @@ def test_only_seeds_that_base_has_are_compared(
 
 
 def test_a_row_without_base_has_no_comparison(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("A-h1", 2, BAD)
     [row] = collected(experiment, [1, 2]).rows
@@ -167,7 +167,7 @@ def test_a_row_without_base_has_no_comparison(
 
 
 def test_runs_that_diverged_are_those_whose_log_says_so(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     went_back = {"kind": "went back", "step": 20, "rate_factor": 0.5}
     write_run("base", 1, GOOD)  # at a low rate, as the schedules of some settings end
@@ -177,7 +177,7 @@ def test_runs_that_diverged_are_those_whose_log_says_so(
 
 
 def test_steps_are_those_that_were_made(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD, last_step=30)
     write_run("base", 2, GOOD, last_step=20)
@@ -186,21 +186,21 @@ def test_steps_are_those_that_were_made(
 
 
 def test_an_infinite_perplexity_stays_infinite(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD, perplexity=None)
     [base] = collected(experiment, [1]).rows
     assert base.perplexity == float("inf")
 
 
-def test_an_experiment_without_runs_has_no_rows(experiment: Experiment) -> None:
+def test_an_experiment_without_runs_has_no_rows(experiment: Table3Experiment) -> None:
     table = collected(experiment, [1])
     assert table.rows == ()
     assert table.num_sentences == 0
 
 
 def test_truncated_translations_are_refused(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     write_run("base", 1, GOOD[:-1])
     with pytest.raises(DataError, match="must have 12 translations, .* but has 11; "):
@@ -208,7 +208,7 @@ def test_truncated_translations_are_refused(
 
 
 def test_truncated_references_of_any_run_are_named(
-    experiment: Experiment, write_run: WriteRun
+    experiment: Table3Experiment, write_run: WriteRun
 ) -> None:
     for seed in (1, 2):
         write_run("base", seed, GOOD)
