@@ -168,7 +168,7 @@ def test_an_interruption_at_the_end_names_the_command_to_go_on(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transduce.experiments.run_checkpoints.average", interrupt)
+    monkeypatch.setattr("transduce.experiments.run_training.average", interrupt)
     message = refuses(*training[len(TRANSDUCE) :])
     assert message == (
         "Interrupted; the last checkpoint is kept. Continue with: transduce train "

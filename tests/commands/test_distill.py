@@ -19,7 +19,7 @@ from transduce.cli import main
 from transduce.cli.distill import DistillationDisplay
 from transduce.data.dataset import open_dataset
 from transduce.decoding.translator import Translator
-from transduce.experiments import distillation, distillation_report, run_checkpoints
+from transduce.experiments import distillation, distillation_report, run_training
 from transduce.experiments.distillation import tags_in
 from transduce.experiments.synthetic_text import OutputRules
 from transduce.model.transformer import Transformer
@@ -289,7 +289,7 @@ def killed(module: object, name: str, count: int, *given: object) -> int:
     [
         (distillation, "write_kept", 1),
         (distillation, "train_run", 1),
-        (run_checkpoints, "save_training", 2),
+        (run_training, "save_training", 2),
         (distillation, "measure_models", 1),
         (distillation_report, "write_markdown", 1),
     ],

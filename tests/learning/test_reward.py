@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transduce.data.batches import Batcher, BatchingConfig
-from transduce.experiments.run_trainer import refinement_of
+from transduce.experiments.run_training import refinement_of
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig

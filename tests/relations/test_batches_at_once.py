@@ -22,7 +22,7 @@ from transduce.architectures.config import (
 from transduce.checkpoint import build
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.device import Hardware
-from transduce.experiments.run_trainer import refinement_of
+from transduce.experiments.run_training import refinement_of
 from transduce.nn.kernels import bf16_unit, nn_api
 from transduce.training import trainer as trainer_module
 from transduce.training.config import TrainingConfig

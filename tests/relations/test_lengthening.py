@@ -141,7 +141,7 @@ def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
         with pytest.raises(TrainingStoppedError, match="before 15 updates"):
             resume(run, CPU, processes=Threads(rank=rank, world_size=2), steps=15)
 
-    monkeypatch.setattr("transduce.experiments.run_trainer.Trainer", trainer)
+    monkeypatch.setattr("transduce.experiments.run_training.Trainer", trainer)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(resumed, range(2)))
 

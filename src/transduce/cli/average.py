@@ -7,8 +7,8 @@ from transduce.checkpoint import load_model, save_model
 from transduce.cli.files import Force
 from transduce.cli.terminal import warn
 from transduce.errors import CheckpointError, ConfigError, counted
-from transduce.experiments.run_checkpoints import is_by_reward, last_of_phase
 from transduce.experiments.run_folder import is_run, settings_of
+from transduce.experiments.run_training import is_by_reward, last_of_phase
 from transduce.files import (
     maker_of,
     real_path,

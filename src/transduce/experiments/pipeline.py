@@ -7,8 +7,8 @@ Both train by `_RunTraining`. It loads the newest checkpoint (`_load_newest`), t
 the end, or again from a checkpoint if the loss diverges (`_train_to_the_end`), scores
 each checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
 modules beside this one: `run_corpus` and `run_folder` read and write files,
-`run_trainer` makes the trainer, `run_checkpoints` keeps checkpoints and chooses the
-final model, and `dev_corpus` scores them.
+`run_training` makes the trainer, keeps checkpoints and chooses the final model, and
+`dev_corpus` scores them.
 """
 
 import math
@@ -51,11 +51,6 @@ from transduce.experiments.environment import (
 )
 from transduce.experiments.presets import ADAPT, RunConfig
 from transduce.experiments.resuming import lengthen, refuse_changed_precision
-from transduce.experiments.run_checkpoints import (
-    FinalModelChoice,
-    RunCheckpoints,
-    TrainingPoint,
-)
 from transduce.experiments.run_corpus import (
     RunFiles,
     known_languages,
@@ -70,8 +65,11 @@ from transduce.experiments.run_folder import (
     WENT_BACK,
     RunFolder,
 )
-from transduce.experiments.run_trainer import (
+from transduce.experiments.run_training import (
+    FinalModelChoice,
     LoadedRun,
+    RunCheckpoints,
+    TrainingPoint,
     augmentation_of,
     new_trainer,
     open_training_set,
@@ -554,9 +552,7 @@ class _RunTraining:
         self._processes = processes
         self._observers = observers if processes.is_first else ()
         self._scoring = DevScoring(folder, self._config, hardware.device)
-        self._checkpoints = RunCheckpoints(
-            folder, self._config, self._run.tokenizer, self._set_aside
-        )
+        self._checkpoints = RunCheckpoints(self._run, self._set_aside)
         self._meter = WaitingMeter()
         self._unlogged: StepReport | None = None
         self._augmentation: Augmentation | None = None
@@ -910,9 +906,7 @@ class _RunTraining:
     def _finish(self, trainer: Trainer) -> RunResult:
         """Save the run's model, and log and report its scores."""
         self._checkpoints.drop_old()  # a crash may have come before that
-        choice = FinalModelChoice(
-            self._folder, self._config, self._scoring, trainer, self._warn
-        )
+        choice = FinalModelChoice(self._run, self._scoring, trainer, self._warn)
         model = choice.save(self._checkpoints.averaged())
         before = choice.scores_of_start()
         scores = model.scores

@@ -212,9 +212,7 @@ def spoiled_average(members: Sequence[Checkpoint]) -> Checkpoint:
 def test_an_average_clearly_worse_than_a_checkpoint_is_dropped(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "transduce.experiments.run_checkpoints.average", spoiled_average
-    )
+    monkeypatch.setattr("transduce.experiments.run_training.average", spoiled_average)
     out, notes = tmp_path / "run", Notes()
     train(files, with_training(best_by="loss"), out, CPU, notes)
     [result] = notes.results
@@ -304,9 +302,7 @@ def test_the_best_checkpoint_must_beat_the_average_by_loss_too(
 def test_an_average_kept_despite_a_worse_loss_causes_a_warning(
     files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "transduce.experiments.run_checkpoints.average", spoiled_average
-    )
+    monkeypatch.setattr("transduce.experiments.run_training.average", spoiled_average)
     config = replace(with_training(keep_checkpoints=3), search=NEVER_RIGHT)
     out, notes = tmp_path / "run", Notes()
     train(files, config, out, CPU, notes)

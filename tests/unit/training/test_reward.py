@@ -20,7 +20,7 @@ from transduce.data.tensors import Batch
 from transduce.decoding.torch_decoder import ModelSampler
 from transduce.device import Hardware
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_trainer import refinement_of
+from transduce.experiments.run_training import refinement_of
 from transduce.metrics.scores import sentence_gleu
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer

@@ -21,7 +21,7 @@ from transduce.data.dataset import Dataset
 from transduce.data.tensors import Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.errors import ConfigError, LackOfMemoryError, TransduceError
-from transduce.experiments.run_trainer import refinement_of
+from transduce.experiments.run_training import refinement_of
 from transduce.model.config import ModelConfig, update_flops
 from transduce.model.transformer import Transformer
 from transduce.nn.cross_entropy import Loss

@@ -1,6 +1,9 @@
-"""Checkpoints of a run: from which it continues, and which make its final model.
+"""Training of a run: its trainer, its checkpoints and its final model.
 
-The final model is the average of the last checkpoints (section 6.1).
+`new_trainer` makes the trainer, with batches, augmentation and losses by the run's
+settings. `RunCheckpoints` has the checkpoints from which the run continues, and those
+that make its final model: the average of the last ones (section 6.1), unless
+`FinalModelChoice` finds the best one better.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import (
@@ -23,15 +28,22 @@ from transduce.checkpoint import (
     save_training,
     with_search_and_shortlist_of,
 )
+from transduce.data.augmentation import (
+    Augmentation,
+    PairAugmenter,
+    largest_length,
+    processes_per_training,
+)
+from transduce.data.batches import Batcher
+from transduce.data.corpus_mixture import CorpusMixture
+from transduce.data.dataset import Dataset, open_dataset, require_ids_below
+from transduce.data.prepared_corpus import corpus_sizes
+from transduce.decoding.torch_decoder import ModelSampler
+from transduce.device import Hardware
 from transduce.errors import START_OVER, CheckpointError, VersionError
 from transduce.experiments.dev_corpus import DevScore, DevScoring
 from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_folder import (
-    RUN_CONFIG,
-    SAVED,
-    START,
-    RunFolder,
-)
+from transduce.experiments.run_folder import RUN_CONFIG, SAVED, START, RunFolder
 from transduce.experiments.start_model import initial_weights
 from transduce.files import remove_folder
 from transduce.model_folder import (
@@ -39,14 +51,171 @@ from transduce.model_folder import (
     BEST,
     CHECKPOINTS,
     ModelFolder,
+    load_dictionary,
     newest_first,
     open_model,
     step_of,
 )
-from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer
+from transduce.search_config import SamplingConfig
+from transduce.text.alignment import WordDictionary
+from transduce.text.tokenizer import (
+    TOKENIZER_FILE,
+    Tokenizer,
+    load_tokenizer,
+    own_target_size,
+)
 from transduce.training.config import TrainingConfig
+from transduce.training.data_parallel import ProcessGroup
+from transduce.training.loss import (
+    REWARDS,
+    GuidedAttention,
+    Refinement,
+    word_beginnings,
+)
 from transduce.training.optimizer import require_moments
 from transduce.training.trainer import Trainer
+from transduce.trees.linearization import SymbolVocabulary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRun:
+    """Folder of a run, with its settings and vocabularies."""
+
+    folder: RunFolder
+    config: RunConfig
+    """Settings with the sizes of the vocabularies."""
+    tokenizer: Tokenizer
+    symbols: SymbolVocabulary | None
+    """Symbols of a parser's linearized trees; None for translation."""
+    dictionary: WordDictionary | None
+    """Dictionary of the model that the run started from, if that has one."""
+
+    @classmethod
+    def of(cls, folder: RunFolder, config: RunConfig) -> "LoadedRun":
+        """Load the vocabularies of a run with these settings."""
+        tokenizer = load_tokenizer(folder.path / TOKENIZER_FILE)
+        symbols = folder.symbols()
+        target_size = symbols.vocab_size if symbols else own_target_size(tokenizer)
+        model = replace(
+            config.model,
+            vocab_size=tokenizer.vocab_size,
+            target_vocab_size=target_size,
+        )
+        return cls(
+            folder=folder,
+            config=replace(config, model=model),
+            tokenizer=tokenizer,
+            symbols=symbols,
+            dictionary=load_dictionary(folder.path),
+        )
+
+    def checkpoint(self, model: TransductionModel, step: int) -> Checkpoint:
+        """Return a model with the weights after an update as a checkpoint."""
+        return Checkpoint(
+            config=self.config.model,
+            weights={name: w.detach() for name, w in model.state_dict().items()},
+            tokenizer=self.tokenizer,
+            step=step,
+            symbols=self.symbols,
+            run=self.folder.id,
+            search=self.config.search,
+            source_language=self.config.languages.source,
+            target_language=self.config.languages.target,
+            dictionary=self.dictionary,
+        )
+
+
+def open_training_set(run: LoadedRun) -> Dataset:
+    """Open the encoded training pairs.
+
+    Raises `DataError` if they are damaged, and `AccessError` as `access_errors` does.
+    """
+    dataset = open_dataset(run.folder.corpus)
+    model = run.config.model
+    target_size = model.target_vocab_size or model.vocab_size
+    require_ids_below(dataset, run.folder.corpus, model.vocab_size, target_size)
+    return dataset
+
+
+def new_trainer(
+    run: LoadedRun,
+    model: TransductionModel,
+    dataset: Dataset,
+    augmentation: Augmentation | None,
+    hardware: Hardware,
+    processes: ProcessGroup,
+) -> Trainer:
+    """Return a trainer of a model on the pairs of a run, before its first update."""
+    config = run.config
+    mixture = _mixture(run, len(dataset))
+    batcher = Batcher(
+        dataset, config.batching, config.training.seed, mixture, augmentation
+    )
+    return Trainer(
+        model,
+        batcher,
+        config.training,
+        hardware,
+        processes,
+        _guided_attention(run, hardware.device),
+        refinement_of(config.training),
+    )
+
+
+def augmentation_of(
+    run: LoadedRun,
+    dataset: Dataset,
+    processes: ProcessGroup,
+    warn: Callable[[str], None],
+) -> Augmentation | None:
+    """Return the augmentation of a run's training pairs, if the run has one."""
+    config = run.config
+    if not config.augmentation.used:
+        return None
+    augment = PairAugmenter(
+        config.augmentation,
+        run.tokenizer,
+        config.languages,
+        largest_length(dataset, config.batching.max_length),
+    )
+    return Augmentation(
+        augment, processes_per_training(processes.local_world_size), warn
+    )
+
+
+def _mixture(run: LoadedRun, num_pairs: int) -> CorpusMixture | None:
+    """Return the mixture of a run's corpora; None for a single corpus."""
+    corpora = run.config.corpora
+    if not corpora:
+        return None
+    names = [corpus.name for corpus in corpora]
+    sizes = corpus_sizes(run.folder.path, names, num_pairs)
+    return CorpusMixture(corpora, run.config.stages, sizes)
+
+
+def _guided_attention(run: LoadedRun, device: torch.device) -> GuidedAttention | None:
+    """Return the guided attention of a parser, if its weight is not 0."""
+    weight = run.config.treebank.guidance
+    if run.symbols is None or weight == 0:
+        return None
+    pieces = run.tokenizer.pieces(range(run.tokenizer.vocab_size))
+    return GuidedAttention(
+        weight=weight,
+        begins_word=word_beginnings(pieces).to(device),
+        takes_word=torch.tensor(run.symbols.takes_word, device=device),
+    )
+
+
+def refinement_of(config: TrainingConfig) -> Refinement | None:
+    """Return how a run's updates by reward sample and reward; None without them."""
+    if config.reward == "none":
+        return None
+    sampling = SamplingConfig(number=config.reward_samples, seed=config.seed)
+    return Refinement(
+        sampler=ModelSampler(sampling),
+        reward=REWARDS[config.reward],
+        likelihood_weight=config.likelihood_weight,
+    )
 
 
 class TrainingPoint(NamedTuple):
@@ -66,16 +235,12 @@ class RunCheckpoints:
     """Checkpoints of a run: the last few, and one where the run was stopped."""
 
     def __init__(
-        self,
-        folder: RunFolder,
-        config: RunConfig,
-        tokenizer: Tokenizer,
-        set_aside: Callable[[Path, CheckpointError], None],
+        self, run: LoadedRun, set_aside: Callable[[Path, CheckpointError], None]
     ) -> None:
         """`set_aside` is called with each unusable checkpoint, and what is wrong."""
-        self._folder = folder
-        self._config = config
-        self._tokenizer = tokenizer
+        self._folder = run.folder
+        self._config = run.config
+        self._tokenizer = run.tokenizer
         self._set_aside = set_aside
 
     def newest(self) -> TrainingPoint | None:
@@ -285,15 +450,14 @@ class FinalModelChoice:
 
     def __init__(
         self,
-        folder: RunFolder,
-        config: RunConfig,
+        run: LoadedRun,
         scoring: DevScoring,
         trainer: Trainer,
         warn: Callable[[str], None],
     ) -> None:
         """The trainer's model takes the weights of each model that is scored."""
-        self._folder = folder
-        self._config = config
+        self._folder = run.folder
+        self._config = run.config
         self._scoring = scoring
         self._trainer = trainer
         self._warn = warn
