@@ -97,11 +97,9 @@ BIG_TRAINING = TrainingConfig(
     keep_checkpoints=20,
 )
 WORD_PIECES = TokenizerConfig(kind="word-piece", vocab_size=32_000)
-SMALL_VOCABULARY = TokenizerConfig(vocab_size=6_000)
 SMALL_BATCHING = BatchingConfig(
     source_tokens=2_048, target_tokens=2_048, batch_tokens=1_024
 )
-SMALL_SEARCH = SearchConfig(beam_size=5, length_penalty=1.2)
 
 BASE = RunConfig(
     tokenizer=TokenizerConfig(kind="bpe", vocab_size=37_000),
@@ -146,7 +144,7 @@ SMALL_MODEL = ModelConfig(
 # For 29,000 image captions: the sizes of Wu et al. (2021), with less dropout and
 # smaller updates, which learn more in an hour on two cores.
 MULTI30K = RunConfig(
-    tokenizer=SMALL_VOCABULARY,
+    tokenizer=TokenizerConfig(vocab_size=6_000),
     model=SMALL_MODEL,
     batching=SMALL_BATCHING,
     training=TrainingConfig(
@@ -159,7 +157,7 @@ MULTI30K = RunConfig(
         checkpoint_steps=250,
         keep_checkpoints=10,
     ),
-    search=SMALL_SEARCH,
+    search=SearchConfig(beam_size=5, length_penalty=1.2),
 )
 
 PARSING_MODEL = replace(MODEL, num_layers=4, d_model=1024, d_k=128, d_v=128)
@@ -379,8 +377,8 @@ MOE = RunConfig(
     search=SearchConfig(beam_size=8, length_penalty=0.2, coverage_penalty=0.2),
 )
 
-GNMT_MULTI30K = RunConfig(
-    tokenizer=SMALL_VOCABULARY,
+GNMT_MULTI30K = replace(
+    MULTI30K,
     model=RecurrentConfig(
         encoder_layers=3,
         decoder_layers=3,
@@ -393,7 +391,6 @@ GNMT_MULTI30K = RunConfig(
         shared_embedding=True,
         tied_output=True,
     ),
-    batching=SMALL_BATCHING,
     training=TrainingConfig(
         steps=11_000,
         warmup_steps=500,
@@ -403,7 +400,6 @@ GNMT_MULTI30K = RunConfig(
         checkpoint_steps=250,
         keep_checkpoints=10,
     ),
-    search=SMALL_SEARCH,
 )
 RIVALS = {
     "bytenet-en-de": BYTENET,
@@ -460,7 +456,8 @@ RIVALS = {
     ),
     # As many parameters as `multi30k`: 4 + 3 layers, of 80 cells because the word
     # vocabulary takes over half of the parameters.
-    "deep-att-multi30k": RunConfig(
+    "deep-att-multi30k": replace(
+        MULTI30K,
         tokenizer=TokenizerConfig(kind="word", vocab_size=6_000),
         model=DeepAttConfig(
             embedding_width=64,
@@ -469,22 +466,12 @@ RIVALS = {
             decoder_layers=3,
             dropout=0.25,
         ),
-        batching=SMALL_BATCHING,
-        training=TrainingConfig(
-            steps=11_000,
-            warmup_steps=500,
-            learning_rate_scale=0.885,
-            cooldown_share=0.36,
-            clip_norm=5.0,
-            checkpoint_steps=250,
-            keep_checkpoints=10,
-        ),
-        search=SMALL_SEARCH,
+        training=replace(GNMT_MULTI30K.training, learning_rate_scale=0.885),
     ),
     # For the same captions, about as many parameters: GNMT with the query current
     # (gnmt_v2 of tensorflow/nmt), and RNNsearch.
-    "rnnsearch-multi30k": RunConfig(
-        tokenizer=SMALL_VOCABULARY,
+    "rnnsearch-multi30k": replace(
+        MULTI30K,
         model=RecurrentConfig(
             cell="gru",
             encoder_layers=1,
@@ -499,7 +486,6 @@ RIVALS = {
             shared_embedding=True,
             tied_output=True,
         ),
-        batching=SMALL_BATCHING,
         training=TrainingConfig(
             steps=11_000,
             warmup_steps=500,
@@ -507,7 +493,6 @@ RIVALS = {
             checkpoint_steps=250,
             keep_checkpoints=10,
         ),
-        search=SMALL_SEARCH,
     ),
     "gnmt-multi30k": GNMT_MULTI30K,
     # The updates by reward come last in the cooldown, where the rate falls from 1.8e-4
@@ -521,8 +506,8 @@ RIVALS = {
             reward_steps=500,
         ),
     ),
-    "convs2s-multi30k": RunConfig(
-        tokenizer=SMALL_VOCABULARY,
+    "convs2s-multi30k": replace(
+        MULTI30K,
         model=ConvolutionalConfig(
             encoder_blocks="6x128k3",
             decoder_blocks="5x128k3",
@@ -532,21 +517,12 @@ RIVALS = {
             max_positions=256,
             dropout=0.25,
         ),
-        batching=SMALL_BATCHING,
-        training=TrainingConfig(
-            steps=11_000,
-            warmup_steps=1_500,
-            learning_rate_scale=1.77,
-            optimizer="muon",
-            cooldown_share=0.36,
-            checkpoint_steps=250,
-            keep_checkpoints=10,
-        ),
+        training=replace(MULTI30K.training, weight_decay=0.0),
         search=SearchConfig(beam_size=5, length_penalty=1.0, penalty="power"),
     ),
     # The same layers, with about as many parameters as multi30k beside the experts.
-    "moe-multi30k": RunConfig(
-        tokenizer=SMALL_VOCABULARY,
+    "moe-multi30k": replace(
+        MULTI30K,
         model=MixtureRecurrentConfig(
             d_model=128,
             cells=192,
@@ -556,22 +532,12 @@ RIVALS = {
             initial_range=0.15,
             experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128, gating="batchwise"),
         ),
-        batching=SMALL_BATCHING,
-        training=TrainingConfig(
-            steps=11_000,
-            warmup_steps=500,
-            learning_rate_scale=1.77,
-            cooldown_share=0.36,
-            clip_norm=5.0,
-            checkpoint_steps=250,
-            keep_checkpoints=10,
-        ),
-        search=SMALL_SEARCH,
+        training=GNMT_MULTI30K.training,
     ),
     # As multi30k, with eight experts in place of each feed-forward network. A token
     # goes to two of half the size, so it costs as much.
-    "moe-ffn-multi30k": RunConfig(
-        tokenizer=SMALL_VOCABULARY,
+    "moe-ffn-multi30k": replace(
+        MULTI30K,
         model=MixtureTransformerConfig(
             num_layers=4,
             d_model=128,
@@ -581,18 +547,6 @@ RIVALS = {
             dropout=0.25,
             experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=128),
         ),
-        batching=SMALL_BATCHING,
-        training=TrainingConfig(
-            steps=11_000,
-            warmup_steps=1_500,
-            learning_rate_scale=1.77,
-            optimizer="muon",
-            cooldown_share=0.36,
-            weight_decay=0.1,
-            checkpoint_steps=250,
-            keep_checkpoints=10,
-        ),
-        search=SMALL_SEARCH,
     ),
 }
 """Presets of the other architectures: the systems that Table 2 compares the Transformer
