@@ -44,10 +44,6 @@ SCHEDULER_SIGNALS = tuple(
 """Signals by which schedulers announce the end of a job; Windows has none of them."""
 
 
-# The handlers of this module call the earlier ones once their block has been left: a
-# signal that another thread receives may run a handler while it is being replaced.
-
-
 def terminations() -> list[signal.Signals]:
     """Return SIGTERM, SIGHUP unless it is ignored or unknown to the system, and within
     `ended_by_schedulers` also the signals of schedulers."""
@@ -72,10 +68,8 @@ def ended_by_schedulers() -> Iterator[None]:
     They would end the process in any case. This is for commands: a program that imports
     the package may use these signals itself, even without a handler that Python knows.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    unused = [n for n in SCHEDULER_SIGNALS if signal.getsignal(n) == signal.SIG_DFL]
+    handlers = _handlers_of_python(SCHEDULER_SIGNALS)
+    unused = [number for number, each in handlers.items() if each == signal.SIG_DFL]
     _set(dict.fromkeys(unused, _end_as_usual))
     try:
         yield
@@ -90,10 +84,12 @@ def _end_as_usual(number: int, _frame: FrameType | None) -> None:
 
 
 def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
-    """Return the handlers of signals, without handlers that C code has set.
+    """Return the handlers of signals that this thread can replace and restore.
 
-    Python cannot restore a handler of C, so this module leaves it in place.
+    These are not those that C code has set, and none outside the main thread.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return {}
     found = {number: signal.getsignal(number) for number in numbers}
     return {number: each for number, each in found.items() if each is not None}
 
@@ -127,6 +123,36 @@ def _set(handlers: Mapping[int, Any]) -> None:
 
 
 @contextmanager
+def _replaced(
+    previous: Mapping[int, Any],
+    handle: Callable[[int, FrameType | None], object],
+    held: list[int],
+) -> Iterator[None]:
+    """Handle signals by a function in the block, and after it by their own handlers.
+
+    These then also handle the signals in `held`. A signal that another thread receives
+    may run the function's handler while it is being replaced; it calls the earlier ones
+    once the block has been left.
+    """
+    is_left = False
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if not is_left:
+            handle(number, frame)
+            return
+        if number not in held:
+            held.append(number)
+        _restore(previous, held)
+
+    try:
+        _set(dict.fromkeys(previous, handler))
+        yield
+    finally:
+        is_left = True
+        _restore(previous, held)
+
+
+@contextmanager
 def stop_on_signal() -> Iterator[Callable[[], bool]]:
     """Yield a function that returns True once a signal has been received.
 
@@ -135,24 +161,15 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
     cannot be caught, and the function always returns False.
     """
     requested = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set
-        return
-    is_left = False
     previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def request(number: int, _frame: FrameType | None) -> None:
-        if is_left or (number == signal.SIGINT and requested.is_set()):
+        if number == signal.SIGINT and requested.is_set():
             _restore(previous, [number])
         requested.set()
 
-    try:
-        for number in previous:
-            signal.signal(number, request)
+    with _replaced(previous, request, []):
         yield requested.is_set
-    finally:
-        is_left = True
-        _restore(previous, [])
 
 
 @contextmanager
@@ -170,28 +187,16 @@ def unwound_on_termination() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    interruption = _Interruption()
-    is_left = False
-
-    def unwind(number: int, frame: FrameType | None) -> None:
-        if is_left:
-            _restore(previous, [number])
-        else:
-            interruption.arrive(number, frame)
-
     numbers = terminations()
     if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
         numbers.append(signal.SIGINT)
-    previous = _handlers_of_python(numbers)
-    try:
-        for number in previous:
-            signal.signal(number, unwind)
-        with interruption.raised_at_end(), interruption.sent_again():
-            yield
-    finally:
-        is_left = True
-        _restore(previous, [])
+    interruption = _Interruption()
+    with (
+        _replaced(_handlers_of_python(numbers), interruption.arrive, []),
+        interruption.raised_at_end(),
+        interruption.sent_again(),
+    ):
+        yield
 
 
 class _Interruption:
@@ -284,26 +289,15 @@ def signals_held() -> Iterator[None]:
     Python ignores an exception that a handler raises during a fork. A signal that
     should end the program would be lost there.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     held: list[int] = []
-    is_left = False
-    previous = _handlers_of_python((signal.SIGINT, *terminations()))
 
     def hold(number: int, _frame: FrameType | None) -> None:
         if number not in held:
             held.append(number)
-        if is_left:
-            _restore(previous, held)
 
-    try:
-        for number in previous:
-            signal.signal(number, hold)
+    previous = _handlers_of_python((signal.SIGINT, *terminations()))
+    with _replaced(previous, hold, held):
         yield
-    finally:
-        is_left = True
-        _restore(previous, held)
 
 
 @contextmanager
@@ -313,11 +307,7 @@ def signals_after_imports() -> Iterator[None]:
     Modules in C ignore an exception that a handler raises while they are imported, so
     that the program continues, or they remain incomplete and fail later.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     arrived: dict[int, float] = {}
-    is_left = False
     handlers = _handlers_of_python((signal.SIGINT, *terminations()))
     previous = {n: handler for n, handler in handlers.items() if callable(handler)}
 
@@ -328,18 +318,10 @@ def signals_after_imports() -> Iterator[None]:
             _send_again(number)
             return
         del arrived[number]
-        if is_left:
-            _restore(previous, [number])
-        else:
-            previous[number](number, frame)
+        previous[number](number, frame)
 
-    try:
-        for number in previous:
-            signal.signal(number, postpone)
+    with _replaced(previous, postpone, []):
         yield
-    finally:
-        is_left = True
-        _restore(previous, [])
 
 
 def _is_importing(frame: FrameType | None) -> bool:
