@@ -43,6 +43,10 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):
         return "one of too many digits" if isinstance(value, int) else "nested too deep"
+    return _truncated(text)
+
+
+def _truncated(text: str) -> str:
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
 
 
@@ -52,7 +56,7 @@ def shown_json(value: object) -> str:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError):
         return shown(value)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return _truncated(text)
 
 
 def require_between(
@@ -185,12 +189,12 @@ def apply_mapping(
     config: Config, content: Mapping[str, Any], where: str, prefix: str = ""
 ) -> Config:
     """Change settings by nested name; unknown names and wrong types are errors."""
-    types_by_name = typing.get_type_hints(type(config))
-    names = [field.name for field in fields(config)]  # type: ignore[arg-type] # a config
+    kind: Any = type(config)
+    hints = _type_hints(kind)
     changes = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
-        if name not in names:
+        if name not in hints:
             raise ConfigError(_unknown(key, config, prefix, where))
         current = getattr(config, name)
         if is_dataclass(current):
@@ -200,7 +204,7 @@ def apply_mapping(
                 )
             changes[name] = apply_mapping(current, value, where, f"{key}.")
         else:
-            changes[name] = _checked(key, value, types_by_name[name], where)
+            changes[name] = _checked(key, value, hints[name], where)
     return replace(config, **changes)  # type: ignore[type-var] # a dataclass
 
 
@@ -218,14 +222,16 @@ def convert_and_check(config: object, prefix: str = "") -> None:
         object.__setattr__(config, name, value)  # the dataclasses are frozen
 
 
-def converted(kind: Any, values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def converted(
+    kind: Any, values: Mapping[str, Any], prefix: str = "", where: str = ""
+) -> dict[str, Any]:
     """Return values for fields of a dataclass, converted to the fields' own types.
 
     Raises `ConfigError` for a value of another type.
     """
     hints = _type_hints(kind)
     return {
-        name: _checked(f"{prefix}{name}", value, hints[name], where="")
+        name: _checked(f"{prefix}{name}", value, hints[name], where)
         for name, value in values.items()
     }
 
@@ -327,22 +333,14 @@ def _structure(key: str, value: Any, option: Any, where: str) -> Any:
 
 def _built(kind: Any, content: Mapping[str, Any], where: str, key: str) -> Any:
     """Build a table from its settings, some of which are required."""
-    hints = _type_hints(kind)
     for name in content:
-        if name not in hints:
+        if name not in _type_hints(kind):
             raise ConfigError(_unknown(f"{key}.{name}", kind, f"{key}.", where))
     for field in fields(kind):
-        has_default = (
-            field.default is not MISSING or field.default_factory is not MISSING
-        )
-        if field.name not in content and not has_default:
+        is_required = field.default is MISSING and field.default_factory is MISSING
+        if is_required and field.name not in content:
             raise ConfigError(f"{where}`{key}.{field.name}` must be given, but is not.")
-    return kind(
-        **{
-            name: _checked(f"{key}.{name}", value, hints[name], where)
-            for name, value in content.items()
-        }
-    )
+    return kind(**converted(kind, content, f"{key}.", where))
 
 
 def _is_union(expected: Any) -> bool:
@@ -367,8 +365,7 @@ def _shown_choice(value: object) -> str:
     """Format a value as choices are listed: strings in double quotes."""
     if not isinstance(value, str):
         return shown(value)
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}..."
+    return _truncated(json.dumps(value, ensure_ascii=False))
 
 
 def _listed(choices: Sequence[str]) -> str:
