@@ -101,7 +101,7 @@ WENT_BACK = "went back"
 DIVERGED = "diverged"
 """Kind of log entry of a run whose loss diverged again after that, which ended it."""
 TAIL_BYTES = 4_096
-"""Bytes read from the end of a log, longer than a line."""
+"""Bytes that `read_tail` reads, more than a line has."""
 
 
 class RunFolder:
@@ -547,10 +547,7 @@ class RunLog:
         """
         if not self.path.is_file():
             return 0
-        with self.path.open("rb") as file:
-            file.seek(max(self.path.stat().st_size - TAIL_BYTES, 0))
-            lines = file.read().split(b"\n")
-        entries = map(_parsed, reversed(lines))
+        entries = map(_parsed, reversed(read_tail(self.path).split(b"\n")))
         return next((int(entry["step"]) for entry in entries if entry is not None), 0)
 
     @property
@@ -590,6 +587,13 @@ class RunLog:
                 entry["kind"] = f"{EARLIER} {entry['kind']}"
         steps = {"before": before, "now": now}
         return [*entries, {"kind": LENGTHENED, "step": made, **steps}]
+
+
+def read_tail(path: Path) -> bytes:
+    """Return the end of a log, with its last line."""
+    with path.open("rb") as file:
+        file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
+        return file.read()
 
 
 def _parsed(line: bytes) -> Entry | None:

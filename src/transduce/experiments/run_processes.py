@@ -37,10 +37,10 @@ from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_folder import (
     DIVERGED,
     RUN_CONFIG,
-    TAIL_BYTES,
     WENT_BACK,
     Entry,
     RunFolder,
+    read_tail,
 )
 from transduce.files import LEFTOVERS, path_lock, read_json, write_json
 from transduce.machine import Precision, threads_of_each
@@ -662,7 +662,7 @@ def _failure_reason(worker: Worker) -> str:
     """Signal that killed the process, or the last line of its output."""
     if (code := worker.process.returncode) < 0:
         return f"It was killed ({signal.Signals(-code).name})."
-    output = _tail(worker.run.log).decode("utf-8", errors="replace").strip()
+    output = read_tail(worker.run.log).decode("utf-8", errors="replace").strip()
     return output.rpartition("\n")[2].removeprefix("transduce: ")
 
 
@@ -679,12 +679,6 @@ def _progress(
         steps=sum(steps),
         working=tuple(working),
     )
-
-
-def _tail(path: Path) -> bytes:
-    with path.open("rb") as file:
-        file.seek(max(path.stat().st_size - TAIL_BYTES, 0))
-        return file.read()
 
 
 def read_references(source: Path, references: Path) -> list[str]:

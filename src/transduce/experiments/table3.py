@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from pathlib import Path
 from statistics import fmean, geometric_mean
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from transduce.architectures.config import ArchitectureConfig, num_parameters
 from transduce.data.corpus_files import CorpusFiles
@@ -409,11 +409,8 @@ def collect(
         metric = PooledBleu(tokenization)
         scores = _scores(row_runs, compared, references, metric, trials)
         signatures = scores.bootstrap_signature, scores.randomisation_signature
-        bleu = RowBleu(
-            pooled=scores.systems[-1],
-            by_seed=_bleu_by_seed(row_runs, references, tokenization),
-        )
-        rows.append(_result(experiment, row_runs, bleu))
+        by_seed = _bleu_by_seed(row_runs, references, tokenization)
+        rows.append(_result(experiment, row_runs, scores.systems[-1], by_seed))
     return Table3(
         settings=settings(experiment.base),
         files=experiment.files.absolute_names(),
@@ -466,15 +463,11 @@ def _bleu_by_seed(
     )
 
 
-class RowBleu(NamedTuple):
-    """BLEU of a row, pooled over its seeds and for each seed."""
-
-    pooled: SystemScore
-    by_seed: tuple[float, ...]
-
-
 def _result(
-    experiment: Table3Experiment, runs: Sequence[RowRun], bleu: RowBleu
+    experiment: Table3Experiment,
+    runs: Sequence[RowRun],
+    bleu: SystemScore,
+    by_seed: tuple[float, ...],
 ) -> RowResult:
     config = with_seed(runs[0].config, experiment.base.training.seed)
     updates = [run.last_entry("step", "epoch") for run in runs]
@@ -487,8 +480,8 @@ def _result(
         passes=round(fmean(each["epoch"] for each in updates)),
         slowed_seeds=tuple(run.seed for run in runs if run.has_diverged),
         perplexity=geometric_mean(run.perplexity for run in runs),
-        bleu=bleu.pooled,
-        bleu_by_seed=bleu.by_seed,
+        bleu=bleu,
+        bleu_by_seed=by_seed,
     )
 
 
