@@ -1,10 +1,12 @@
-"""Hardware and software of a training run, as its log records them.
+"""Starts of a training run in its log: hardware, software and micro-batches.
 
 They determine the weights bit for bit: other numbers of threads or processes sum in
-another order, and other versions and processors use other kernels.
+another order, other versions and processors use other kernels, and dropout and rounding
+depend on how batches are split. A resumed run has the micro-batches of its last start,
+if they fit, and warns of what has changed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -13,9 +15,12 @@ import torch
 import transduce
 from transduce import native
 from transduce.device import Hardware
+from transduce.experiments.run_folder import RunLog
 from transduce.machine import describe_processor
 from transduce.native import string
 from transduce.nn.kernels import bf16_unit, has_triton
+from transduce.training.memory import MicroBatchSize
+from transduce.training.trainer import Trainer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,3 +112,73 @@ def environment_changes(before: Environment, now: Environment) -> str | None:
         if old[name] != new[name]
     ]
     return "; ".join(differences) or None
+
+
+def warn_of_changes(now: Environment, log: RunLog, warn: Callable[[str], None]) -> None:
+    """Warn if hardware or software has changed since the last start of a run."""
+    starts = log.entries("start")
+    before = recorded_environment(starts[-1]) if starts else None
+    if before is not None and (changes := environment_changes(before, now)) is not None:
+        warn(
+            "The hardware or software has changed since the run was interrupted, so "
+            "its weights will not be bit for bit those of an uninterrupted run "
+            f"({changes})."
+        )
+
+
+def fitting_micro_batch(
+    trainer: Trainer, log: RunLog, warn: Callable[[str], None]
+) -> MicroBatchSize:
+    """Find the sizes of micro-batches: those of the run's last start, if they fit."""
+    starts = log.entries("start", "was_cut")
+    last = starts[-1] if starts else {}
+    positions = last.get("max_positions") if last.get("was_cut") else None
+    reward_positions = last.get("reward_positions")
+    found = trainer.find_micro_batch(
+        int(positions or 0) or None, int(reward_positions or 0) or None
+    )
+    differs = found.max_positions != positions
+    reward_differs = found.reward_positions != reward_positions
+    is_smaller = (found.was_cut and differs) or (
+        reward_positions is not None and reward_differs
+    )
+    if not starts or not is_smaller:
+        return found
+    # Earlier versions counted positions for packed sentences, too.
+    unit = last.get("unit", "positions")
+    if positions is not None and differs and found.unit != unit:
+        reason = (
+            f"Parts of batches are counted in {found.unit}, and were in {unit} when "
+            "the run was interrupted"
+        )
+    else:
+        reason = "Less memory is free than when the run was interrupted"
+    warn(
+        f"{reason}, so batches are split into smaller parts, and its weights will not "
+        "be bit for bit those of an uninterrupted run."
+    )
+    return found
+
+
+def log_start(
+    log: RunLog,
+    step: int,
+    environment: Environment,
+    micro_batch: MicroBatchSize,
+    augmentation: Mapping[str, float],
+) -> None:
+    """Log a start of a run at a step, with its rates of augmentation."""
+    reward_positions = micro_batch.reward_positions
+    log.append(
+        "start",
+        step=step,
+        device=environment.device,
+        precision=environment.precision,
+        num_processes=environment.num_processes,
+        max_positions=micro_batch.max_positions,
+        unit=micro_batch.unit,
+        was_cut=micro_batch.was_cut,
+        computing=asdict(environment),
+        **({"reward_positions": reward_positions} if reward_positions else {}),
+        **({"augmentation": augmentation} if augmentation else {}),
+    )

@@ -7,8 +7,8 @@ Both train by `_RunTraining`. It loads the newest checkpoint (`_load_newest`), t
 the end, or again from a checkpoint if the loss diverges (`_train_to_the_end`), scores
 each checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
 modules beside this one: `run_corpus` and `run_folder` read and write files,
-`run_training` makes the trainer, keeps checkpoints and chooses the final model, and
-`dev_corpus` scores them.
+`environment` records each start of the run, `run_training` makes the trainer, keeps
+checkpoints and chooses the final model, and `dev_corpus` scores them.
 """
 
 import math
@@ -46,8 +46,9 @@ from transduce.experiments.corpus_check import (
 from transduce.experiments.dev_corpus import DevScore, DevScoring
 from transduce.experiments.environment import (
     current_environment,
-    environment_changes,
-    recorded_environment,
+    fitting_micro_batch,
+    log_start,
+    warn_of_changes,
 )
 from transduce.experiments.presets import ADAPT, RunConfig
 from transduce.experiments.resuming import lengthen, refuse_changed_precision
@@ -284,7 +285,6 @@ def train(
     else:
         processes.barrier()  # until the first process has created the folder
         folder, config = RunFolder.open(out)
-    limit = LengthLimit(consent, new.proposal if new else "")
     try:
         with (
             _locked(folder, processes),
@@ -292,7 +292,7 @@ def train(
                 _RunTraining(folder, config, hardware, observers, processes)
             ) as run,
         ):
-            run.train(limit, new)
+            run.train(consent, new)
     except TooLongTrainingError:
         if processes.is_first:
             remove_folder(out)
@@ -504,34 +504,25 @@ def _locked(
     return folder.locked() if processes.is_first else nullcontext()
 
 
-@dataclass(frozen=True, slots=True)
-class LengthLimit:
-    """Limit of the time that the training of a new run may take by its forecast."""
+def _too_long(seconds: float, consent: Consent, proposal: str) -> TooLongTrainingError:
+    """Error of a training that would take too long, with the ways out.
 
-    consent: Consent
-    proposal: str
-    """Name of a fitting preset; empty if the chosen one fits."""
-
-    def is_exceeded(self, seconds: float) -> bool:
-        """Whether training for that time needs the user's consent."""
-        return seconds > self.consent.max_weeks * WEEK
-
-    def error(self, seconds: float) -> TooLongTrainingError:
-        """Error that names the ways out."""
-        if not self.consent.is_chosen:
-            return TooLongTrainingError(
-                "Training by default settings must end within a week, but would take "
-                f"about {duration(seconds)} here; name a preset, take fewer steps "
-                "(training.steps) or a GPU, or accept any length by `transduce train "
-                "--however-long`."
-            )
-        fitting = f"choose {self.proposal}, " if self.proposal else ""
+    The proposal is the name of a fitting preset; it is empty if the chosen one fits.
+    """
+    if not consent.is_chosen:
         return TooLongTrainingError(
-            "Training must end within two weeks unless its length is chosen, but would "
-            f"take about {duration(seconds)} here; {fitting}set fewer steps "
-            "(training.steps), train on a GPU, or accept any length by `transduce "
-            "train --however-long`."
+            "Training by default settings must end within a week, but would take about "
+            f"{duration(seconds)} here; name a preset, take fewer steps "
+            "(training.steps) or a GPU, or accept any length by `transduce train "
+            "--however-long`."
         )
+    fitting = f"choose {proposal}, " if proposal else ""
+    return TooLongTrainingError(
+        "Training must end within two weeks unless its length is chosen, but would "
+        f"take about {duration(seconds)} here; {fitting}set fewer steps "
+        "(training.steps), train on a GPU, or accept any length by `transduce train "
+        "--however-long`."
+    )
 
 
 class _RunTraining:
@@ -564,33 +555,38 @@ class _RunTraining:
             self._augmentation.close()
 
     @torch_defaults()
-    def train(
-        self, limit: LengthLimit | None = None, new: _NewRun | None = None
-    ) -> None:
+    def train(self, consent: Consent = ALL_CHOSEN, new: _NewRun | None = None) -> None:
         """Train from the newest checkpoint, or from the start, to the end.
 
-        Raises `TooLongTrainingError` if the forecast exceeds the limit of a new run.
+        Raises `TooLongTrainingError` if the forecast exceeds what the user agreed to.
         """
         keep_freed_memory()
         if self._hardware.device.type == "cpu":
             use_huge_pages()
         with objects_frozen(), self._hardware.kept_generators():
-            self._train(limit, new)
+            self._train(consent, new)
 
-    def _train(self, limit: LengthLimit | None, new: _NewRun | None) -> None:
+    def _train(self, consent: Consent, new: _NewRun | None) -> None:
         trainer = self._trainer()
         start = self._forecast(trainer, new)
-        is_too_long = limit is not None and limit.is_exceeded(start.seconds_left)
-        if limit and self._processes.all_reduce_any(is_too_long, self._hardware.device):
-            raise limit.error(start.seconds_left)
+        is_too_long = start.seconds_left > consent.max_weeks * WEEK
+        if self._processes.all_reduce_any(is_too_long, self._hardware.device):
+            raise _too_long(start.seconds_left, consent, new.proposal if new else "")
         for observer in self._observers:
             observer.started(start)
         if self._processes.is_first:
-            self._warn_of_changed_environment()
+            environment = current_environment(
+                self._hardware, self._processes.world_size
+            )
+            warn_of_changes(environment, self._folder.log, self._warn)
             self._save_last_if_missed(trainer)
             self._score_start(trainer)
             self._score_if_missed(trainer)
-            self._log_start(trainer.progress.step, start.micro_batch)
+            step, used = trainer.progress.step, self._config.augmentation.used
+            if step < self._config.training.steps:
+                log = self._folder.log
+                log_start(log, step, environment, start.micro_batch, used)
+                self._meter = WaitingMeter()
         self._train_to_the_end(trainer)
         if self._processes.is_first:
             result = self._finish(trainer)
@@ -627,7 +623,7 @@ class _RunTraining:
             hardware=self._hardware,
             num_processes=self._processes.world_size,
             update_tokens=trainer.update_tokens(),
-            micro_batch=self._micro_batch(trainer),
+            micro_batch=fitting_micro_batch(trainer, self._folder.log, self._warn),
             steps_done=trainer.progress.step,
             origin=self._folder.start.get("path"),
             keeps_optimizer=trainer.progress.earlier_updates > 0,
@@ -685,78 +681,8 @@ class _RunTraining:
         self._warn(f"{error} Continuing from the previous checkpoint.")
         self._folder.set_aside(damaged)
 
-    def _micro_batch(self, trainer: Trainer) -> MicroBatchSize:
-        """Find the sizes of micro-batches: those of the run's last start, if they fit.
-
-        Dropout and rounding depend on how batches are split.
-        """
-        starts = self._folder.log.entries("start", "was_cut")
-        last = starts[-1] if starts else {}
-        positions = last.get("max_positions") if last.get("was_cut") else None
-        reward_positions = last.get("reward_positions")
-        found = trainer.find_micro_batch(
-            int(positions or 0) or None, int(reward_positions or 0) or None
-        )
-        differs = found.max_positions != positions
-        reward_differs = found.reward_positions != reward_positions
-        is_smaller = (found.was_cut and differs) or (
-            reward_positions is not None and reward_differs
-        )
-        if not starts or not is_smaller:
-            return found
-        # Earlier versions counted positions for packed sentences, too.
-        unit = last.get("unit", "positions")
-        if positions is not None and differs and found.unit != unit:
-            reason = (
-                f"Parts of batches are counted in {found.unit}, and were in {unit} "
-                "when the run was interrupted"
-            )
-        else:
-            reason = "Less memory is free than when the run was interrupted"
-        self._warn(
-            f"{reason}, so batches are split into smaller parts, and its weights "
-            "will not be bit for bit those of an uninterrupted run."
-        )
-        return found
-
     def _warn(self, message: str) -> None:
         _warn_observers(self._observers, message)
-
-    def _warn_of_changed_environment(self) -> None:
-        """Warn if hardware or software has changed, which changes the weights."""
-        starts = self._folder.log.entries("start")
-        before = recorded_environment(starts[-1]) if starts else None
-        if before is None:
-            return
-        now = current_environment(self._hardware, self._processes.world_size)
-        if (differences := environment_changes(before, now)) is not None:
-            self._warn(
-                "The hardware or software has changed since the run was interrupted, "
-                "so its weights will not be bit for bit those of an uninterrupted run "
-                f"({differences})."
-            )
-
-    def _log_start(self, step: int, fitted: MicroBatchSize) -> None:
-        """Log the hardware and micro-batches of this start, unless nothing is left."""
-        if step >= self._config.training.steps:
-            return
-        environment = current_environment(self._hardware, self._processes.world_size)
-        used = self._config.augmentation.used
-        reward_positions = fitted.reward_positions
-        self._folder.log.append(
-            "start",
-            step=step,
-            device=self._hardware.device.type,
-            precision=self._hardware.precision,
-            num_processes=self._processes.world_size,
-            max_positions=fitted.max_positions,
-            unit=fitted.unit,
-            was_cut=fitted.was_cut,
-            computing=asdict(environment),
-            **({"reward_positions": reward_positions} if reward_positions else {}),
-            **({"augmentation": used} if used else {}),
-        )
-        self._meter = WaitingMeter()
 
     def _train_to_the_end(self, trainer: Trainer) -> None:
         """Train to the end; once, a loss that diverges lowers the learning rate."""
