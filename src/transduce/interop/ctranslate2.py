@@ -19,7 +19,7 @@ ranks by the mean log-probability (a power penalty of 1).
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,20 +36,16 @@ from transduce.checkpoint import Checkpoint
 from transduce.files import atomic_directory
 from transduce.interop.export import (
     MAX_LENGTH,
-    Affine,
-    Attention,
     GreedyOutput,
     Proof,
-    Stack,
-    decoder,
     embedding_names,
-    encoder,
     prove,
     prove_choices,
     require,
     require_plain_attention,
     require_short,
     require_text,
+    weights_for_scaled_scores,
 )
 from transduce.interop.portable_tokenizer import portable_pieces, write_portable
 from transduce.model.embedding import sinusoids
@@ -179,18 +175,18 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
     spec.config.layer_norm_epsilon = config.norm_epsilon
     for side in ("source_language", "target_language"):
         spec.config.add_attribute(side, getattr(checkpoint, side))
-    _fill_stack(spec.encoder, encoder(checkpoint))
-    _fill_stack(spec.decoder, decoder(checkpoint))
+    weights = weights_for_scaled_scores(checkpoint)
+    _fill_stack(spec.encoder, weights, "encoder")
+    _fill_stack(spec.decoder, weights, "decoder")
     source, target, output = embedding_names(checkpoint)
-    weights = {
-        name: checkpoint.weights[f"{name}.weight"].numpy()
-        for name in {source, target, output}
+    arrays = {
+        name: weights[f"{name}.weight"].numpy() for name in {source, target, output}
     }
-    spec.encoder.embeddings[0].weight = weights[source]
-    spec.decoder.embeddings.weight = weights[target]
-    spec.decoder.projection.weight = weights[output]
+    spec.encoder.embeddings[0].weight = arrays[source]
+    spec.decoder.embeddings.weight = arrays[target]
+    spec.decoder.projection.weight = arrays[output]
     if config.output_bias:
-        spec.decoder.projection.bias = checkpoint.weights[f"{output}.bias"].numpy()
+        spec.decoder.projection.bias = weights[f"{output}.bias"].numpy()
     positions = _positions(checkpoint).numpy()
     spec.encoder.position_encodings.encodings = positions
     spec.decoder.position_encodings.encodings = positions
@@ -209,28 +205,42 @@ def _positions(checkpoint: Checkpoint) -> Float[Tensor, "positions d_model"]:
     return torch.cat([table, beyond])
 
 
-def _fill_stack(spec: Any, stack: Stack) -> None:
-    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        own = layer.self_attention
-        assert isinstance(own, Attention)
-        _fill(layer_spec.self_attention.linear[0], own.query + own.key + own.value)
-        _fill(layer_spec.self_attention.linear[1], own.output)
-        _fill_norm(layer_spec.self_attention.layer_norm, own.norm)
-        if (memory := layer.cross_attention) is not None:
-            _fill(layer_spec.attention.linear[0], memory.query)
-            _fill(layer_spec.attention.linear[1], memory.key + memory.value)
-            _fill(layer_spec.attention.linear[2], memory.output)
-            _fill_norm(layer_spec.attention.layer_norm, memory.norm)
-        _fill(layer_spec.ffn.linear_0, layer.inner)
-        _fill(layer_spec.ffn.linear_1, layer.outer)
-        _fill_norm(layer_spec.ffn.layer_norm, layer.feed_forward_norm)
-    if stack.final_norm is not None:
-        _fill_norm(spec.layer_norm, stack.final_norm)
+def _fill_stack(spec: Any, weights: Mapping[str, Tensor], stack: str) -> None:
+    for i, layer in enumerate(spec.layer):
+        prefix = f"{stack}_layers.{i}"
+        _fill_attention(layer.self_attention, weights, prefix, "self_attention")
+        if stack == "decoder":
+            _fill_attention(layer.attention, weights, prefix, "cross_attention")
+        _fill(layer.ffn.linear_0, weights, f"{prefix}.feed_forward.inner")
+        _fill(layer.ffn.linear_1, weights, f"{prefix}.feed_forward.outer")
+        _fill_norm(layer.ffn.layer_norm, weights, f"{prefix}.after_feed_forward.norm")
+    if f"{stack}_norm.weight" in weights:
+        _fill_norm(spec.layer_norm, weights, f"{stack}_norm")
 
 
-def _fill(spec: Any, weights: Affine) -> None:
-    spec.weight, spec.bias = weights.weight.numpy(), weights.bias.numpy()
+def _fill_attention(
+    spec: Any, weights: Mapping[str, Tensor], layer: str, kind: str
+) -> None:
+    query, key_value, output = (
+        f"{layer}.{kind}.project_{part}" for part in ("query", "key_value", "output")
+    )
+    # The maps of a self-attention form one product.
+    inputs = (
+        [(query, key_value)] if kind == "self_attention" else [(query,), (key_value,)]
+    )
+    for linear, names in zip(spec.linear, [*inputs, (output,)], strict=True):
+        _fill(linear, weights, *names)
+    _fill_norm(spec.layer_norm, weights, f"{layer}.after_{kind}.norm")
 
 
-def _fill_norm(spec: Any, weights: Affine) -> None:
-    spec.gamma, spec.beta = weights.weight.numpy(), weights.bias.numpy()
+def _fill(spec: Any, weights: Mapping[str, Tensor], *names: str) -> None:
+    """Fill a map with the outputs of one map or of several."""
+    spec.weight, spec.bias = (
+        torch.cat([weights[f"{name}.{part}"] for name in names]).numpy()
+        for part in ("weight", "bias")
+    )
+
+
+def _fill_norm(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
+    spec.gamma = weights[f"{name}.weight"].numpy()
+    spec.beta = weights[f"{name}.bias"].numpy()

@@ -1,4 +1,4 @@
-"""Steps of every export: a model's weights by their role, and a proof of the result.
+"""Steps of every export: what a target needs of a model, and a proof of the result.
 
 The proof is that the model of the other library computes the same as this package's.
 The other model translates greedily and returns its logits at each step. Then this
@@ -7,7 +7,7 @@ each chosen token must be its own first choice. So its greedy translation is the
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from textwrap import shorten
 from typing import Protocol, runtime_checkable
@@ -36,72 +36,17 @@ from transduce.text.tokenizer import Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Affine:
-    """Linear map, or scale and shift of a layer norm."""
+def weights_for_scaled_scores(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Return the weights for a library that always divides scores by sqrt(d_k).
 
-    weight: Tensor
-    bias: Tensor
-
-    def __add__(self, other: "Affine") -> "Affine":
-        """Concatenate the outputs of two maps, which then are one product."""
-        return Affine(
-            weight=torch.cat([self.weight, other.weight]),
-            bias=torch.cat([self.bias, other.bias]),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
-    """Weights of a multi-head attention."""
-
-    query: Affine
-    """Map of queries. It is multiplied by sqrt(d_k) if scores are unscaled, because the
-    other library divides scores by sqrt(d_k)."""
-    key: Affine
-    value: Affine
-    output: Affine
-    norm: Affine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recurrence:
-    """Weights of a recurrent unit, and of the norm before or after it."""
-
-    forget_gate: Affine
-    candidate: Float[Tensor, "d_model d_model"]
-    norm: Affine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
-    """Weights of a layer."""
-
-    self_attention: Attention | Recurrence
-    cross_attention: Attention | None
-    """Cross-attention of a decoder layer; None in an encoder."""
-    inner: Affine
-    outer: Affine
-    feed_forward_norm: Affine
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """Weights of an encoder or a decoder."""
-
-    layers: tuple[Layer, ...]
-    final_norm: Affine | None
-    """Norm after the last layer of a pre-norm model; None for post-norm."""
-
-
-def encoder(checkpoint: Checkpoint) -> Stack:
-    """Return the encoder's weights."""
-    return _stack(checkpoint, "encoder")
-
-
-def decoder(checkpoint: Checkpoint) -> Stack:
-    """Return the decoder's weights."""
-    return _stack(checkpoint, "decoder")
+    If scores are unscaled, the maps of queries are multiplied by it.
+    """
+    config = checkpoint.transformer_config
+    scale = math.sqrt(config.d_k) if config.scores == "unscaled" else 1.0
+    return {
+        name: weight * scale if ".project_query." in name else weight
+        for name, weight in checkpoint.weights.items()
+    }
 
 
 def embedding_names(checkpoint: Checkpoint) -> tuple[str, str, str]:
@@ -194,67 +139,6 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:g}"
     return f'"{value}"' if isinstance(value, str) else str(value).lower()
-
-
-def _stack(checkpoint: Checkpoint, name: str) -> Stack:
-    weights, config = checkpoint.weights, checkpoint.transformer_config
-    return Stack(
-        layers=tuple(
-            _layer(weights, config, f"{name}_layers.{i}", name == "decoder")
-            for i in range(
-                config.num_layers if name == "encoder" else config.num_decoder_layers
-            )
-        ),
-        final_norm=_affine(weights, f"{name}_norm") if config.norm == "pre" else None,
-    )
-
-
-def _layer(
-    weights: Mapping[str, Tensor], config: ModelConfig, name: str, is_decoder: bool
-) -> Layer:
-    is_recurrent = is_decoder and config.decoder_self_attention == "ssru"
-    return Layer(
-        self_attention=_recurrence(weights, name)
-        if is_recurrent
-        else _attention(weights, config, name, "self_attention"),
-        cross_attention=_attention(weights, config, name, "cross_attention")
-        if is_decoder
-        else None,
-        inner=_affine(weights, f"{name}.feed_forward.inner"),
-        outer=_affine(weights, f"{name}.feed_forward.outer"),
-        feed_forward_norm=_affine(weights, f"{name}.after_feed_forward.norm"),
-    )
-
-
-def _attention(
-    weights: Mapping[str, Tensor], config: ModelConfig, layer: str, kind: str
-) -> Attention:
-    query = _affine(weights, f"{layer}.{kind}.project_query")
-    key_value = _affine(weights, f"{layer}.{kind}.project_key_value")
-    num_keys = config.num_heads * config.d_k
-    # Other libraries always divide by sqrt(d_k).
-    scale = math.sqrt(config.d_k) if config.scores == "unscaled" else 1.0
-    return Attention(
-        query=Affine(weight=query.weight * scale, bias=query.bias * scale),
-        key=Affine(weight=key_value.weight[:num_keys], bias=key_value.bias[:num_keys]),
-        value=Affine(
-            weight=key_value.weight[num_keys:], bias=key_value.bias[num_keys:]
-        ),
-        output=_affine(weights, f"{layer}.{kind}.project_output"),
-        norm=_affine(weights, f"{layer}.after_{kind}.norm"),
-    )
-
-
-def _recurrence(weights: Mapping[str, Tensor], layer: str) -> Recurrence:
-    return Recurrence(
-        forget_gate=_affine(weights, f"{layer}.recurrence.forget_gate"),
-        candidate=weights[f"{layer}.recurrence.candidate.weight"],
-        norm=_affine(weights, f"{layer}.after_recurrence.norm"),
-    )
-
-
-def _affine(weights: Mapping[str, Tensor], name: str) -> Affine:
-    return Affine(weight=weights[f"{name}.weight"], bias=weights[f"{name}.bias"])
 
 
 TOLERANCE = 1e-3

@@ -1,12 +1,16 @@
 """Conventions and checks for Marian's models in its own format and Hugging Face's."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from transduce.errors import CheckpointError
+from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.settings import shown
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer
@@ -19,6 +23,11 @@ NORM_EPSILON = 1e-5
 LEARNED_START = "learned_start"
 """Setting that an export adds to `config.json` if the start token's embedding is zero
 and not learned."""
+READING = ("project_query", "project_key_value", "inner")
+WRITING = ("project_output", "outer")
+"""Maps of a layer from the model's width to another, and from another to it."""
+LAYER_WEIGHT = re.compile(r"(encoder|decoder)_layers\.(\d+)\.(.+)\.(weight|bias)")
+"""Pattern of the name of a layer's weight: stack, number, module, and kind."""
 USUAL_LENGTH = 25
 """Length in tokens at which both length penalties grow alike."""
 
@@ -26,6 +35,40 @@ USUAL_LENGTH = 25
 def halved(d_model: int) -> Int64[Tensor, " d_model"]:
     """Return the permutation to Marian's order: even dimensions first, then odd."""
     return torch.cat([torch.arange(0, d_model, 2), torch.arange(1, d_model, 2)])
+
+
+class LayerWeight(NamedTuple):
+    """Name of a weight of a layer, and what it is."""
+
+    name: str
+    stack: str
+    """Either "encoder" or "decoder"."""
+    layer: int
+    """Number of the layer, from 0."""
+    module: str
+    """Module of the layer, such as "feed_forward.inner"."""
+    kind: str
+    """Either "weight" or "bias"."""
+
+
+def layer_weights(config: ModelConfig) -> Iterator[LayerWeight]:
+    """Yield the names of the weights of all layers, in the model's order."""
+    for name in parameter_shapes(config):
+        if match := LAYER_WEIGHT.fullmatch(name):
+            stack, number, module, kind = match.groups()
+            yield LayerWeight(name, stack, int(number), module, kind)
+
+
+def reordered(
+    name: str, weight: Float[Tensor, "..."], order: Int64[Tensor, " d_model"]
+) -> Float[Tensor, "..."]:
+    """Return a weight of a layer, or of a norm, with the model's width in an order."""
+    module = name.split(".")[-2]
+    if module not in READING:
+        weight = weight[order]
+    if weight.dim() > 1 and module not in WRITING:
+        weight = weight[:, order]
+    return weight
 
 
 def require_known_target(

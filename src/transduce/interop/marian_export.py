@@ -32,31 +32,30 @@ from transduce.checkpoint import Checkpoint
 from transduce.errors import RequestError, warn_caller
 from transduce.files import atomic_directory
 from transduce.interop.export import (
-    Affine,
-    Attention,
     GreedyOutput,
-    Layer,
     Proof,
-    decoder,
     differences,
     embedding_names,
-    encoder,
     prove,
     require,
     require_plain_attention,
     require_short,
     require_text,
     warn_of_lost_shortlist,
+    weights_for_scaled_scores,
 )
 from transduce.interop.marian_conventions import (
     LEARNED_START,
     NORM_EPSILON,
     USUAL_LENGTH,
     halved,
+    layer_weights,
+    reordered,
 )
 from transduce.interop.portable_tokenizer import (
     HuggingFaceTokenizer,
     portable_tokenizer,
+    write_files,
 )
 from transduce.model.config import ModelConfig
 from transduce.search_config import SearchConfig
@@ -77,6 +76,23 @@ CORPUS_TAGS = "corpus_tags"
 """The same for the tags of corpora with which this package has trained the model."""
 WITHOUT_COUNTERPART = ("final_logits_bias", "lm_head.weight")
 """Its weights without a counterpart here: a zero bias, and the tied embedding."""
+MODULES = {
+    "self_attention.project_query": ("self_attn.q_proj",),
+    "self_attention.project_key_value": ("self_attn.k_proj", "self_attn.v_proj"),
+    "self_attention.project_output": ("self_attn.out_proj",),
+    "after_self_attention.norm": ("self_attn_layer_norm",),
+    "cross_attention.project_query": ("encoder_attn.q_proj",),
+    "cross_attention.project_key_value": (
+        "encoder_attn.k_proj",
+        "encoder_attn.v_proj",
+    ),
+    "cross_attention.project_output": ("encoder_attn.out_proj",),
+    "after_cross_attention.norm": ("encoder_attn_layer_norm",),
+    "feed_forward.inner": ("fc1",),
+    "feed_forward.outer": ("fc2",),
+    "after_feed_forward.norm": ("final_layer_norm",),
+}
+"""Modules of a layer here, each with those of Marian whose outputs it concatenates."""
 
 
 def export(
@@ -249,10 +265,8 @@ def _is_shared(config: ModelConfig) -> bool:
 
 def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     config, names = checkpoint.transformer_config, embedding_names(checkpoint)
-    order = halved(config.d_model)
-    source, target, output = (
-        checkpoint.weights[f"{name}.weight"][:, order] for name in names
-    )
+    order, weights = halved(config.d_model), weights_for_scaled_scores(checkpoint)
+    source, target, output = (weights[f"{name}.weight"][:, order] for name in names)
     if _is_shared(config):
         yield "model.shared.weight", source
     else:
@@ -261,45 +275,17 @@ def _weights(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
     if not config.tied_output:
         yield "lm_head.weight", output
     if config.output_bias:
-        yield "final_logits_bias", checkpoint.weights[f"{names[-1]}.bias"][None]
-    for name, stack in (
-        ("encoder", encoder(checkpoint)),
-        ("decoder", decoder(checkpoint)),
-    ):
-        for i, layer in enumerate(stack.layers):
-            for key, affine in _layer(layer, order):
-                yield f"model.{name}.layers.{i}.{key}.weight", affine.weight
-                yield f"model.{name}.layers.{i}.{key}.bias", affine.bias
+        yield "final_logits_bias", weights[f"{names[-1]}.bias"][None]
+    for name, theirs in parts_of_layers(config):
+        parts = reordered(name, weights[name], order).chunk(len(theirs))
+        yield from zip(theirs, parts, strict=True)
 
 
-def _layer(layer: Layer, order: Tensor) -> Iterator[tuple[str, Affine]]:
-    assert isinstance(layer.self_attention, Attention)
-    yield from _attention("self_attn", layer.self_attention, order)
-    if layer.cross_attention is not None:
-        yield from _attention("encoder_attn", layer.cross_attention, order)
-    yield "fc1", _reading(layer.inner, order)
-    yield "fc2", _writing(layer.outer, order)
-    yield "final_layer_norm", _writing(layer.feed_forward_norm, order)
-
-
-def _attention(
-    name: str, attention: Attention, order: Tensor
-) -> Iterator[tuple[str, Affine]]:
-    yield f"{name}.q_proj", _reading(attention.query, order)
-    yield f"{name}.k_proj", _reading(attention.key, order)
-    yield f"{name}.v_proj", _reading(attention.value, order)
-    yield f"{name}.out_proj", _writing(attention.output, order)
-    yield f"{name}_layer_norm", _writing(attention.norm, order)
-
-
-def _reading(affine: Affine, order: Tensor) -> Affine:
-    """Permute the inputs of a map from the model's width."""
-    return Affine(weight=affine.weight[:, order], bias=affine.bias)
-
-
-def _writing(affine: Affine, order: Tensor) -> Affine:
-    """Permute the outputs of a map to the model's width, or of a norm."""
-    return Affine(weight=affine.weight[order], bias=affine.bias[order])
+def parts_of_layers(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each weight of the layers, and Marian's names of its parts."""
+    for each in layer_weights(config):
+        layer = f"model.{each.stack}.layers.{each.layer}"
+        yield each.name, [f"{layer}.{n}.{each.kind}" for n in MODULES[each.module]]
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
@@ -307,9 +293,6 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         case SubwordTokenizer():
             _fast_tokenizer(tokenizer).save_pretrained(folder)
         case SentencePieceTokenizer():
-            # Only these imports need more packages.
-            from transduce.interop.portable_tokenizer import write_files
-
             write_files(tokenizer, folder)
 
 

@@ -14,7 +14,7 @@ first, and then those of the source only.
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os.path import lexists
 from pathlib import Path
@@ -42,6 +42,7 @@ from transduce.interop.marian_conventions import (
     NEVER,
     NORM_EPSILON,
     halved,
+    reordered,
     require_finite,
     require_known_target,
     with_corpus_tags,
@@ -51,6 +52,7 @@ from transduce.interop.marian_export import (
     DEFAULT_TARGET,
     HuggingFaceModel,
     marian_config,
+    parts_of_layers,
 )
 from transduce.interop.portable_tokenizer import (
     NAMED_TOKENS,
@@ -660,26 +662,6 @@ BIAS = "final_logits_bias"
 WRITTEN = ("embedding", "target_embedding", "output")
 """Names of matrices here that the output may have."""
 OPTIONAL = {*EMBEDDINGS, *POSITIONS, BIAS}
-READING = {
-    "self_attention.project_query": ("self_attn.q_proj",),
-    "self_attention.project_key_value": ("self_attn.k_proj", "self_attn.v_proj"),
-    "cross_attention.project_query": ("encoder_attn.q_proj",),
-    "cross_attention.project_key_value": (
-        "encoder_attn.k_proj",
-        "encoder_attn.v_proj",
-    ),
-    "feed_forward.inner": ("fc1",),
-}
-"""Maps from the model's width: names here, and the Marian parts they concatenate."""
-WRITING = {
-    "self_attention.project_output": "self_attn.out_proj",
-    "cross_attention.project_output": "encoder_attn.out_proj",
-    "feed_forward.outer": "fc2",
-    "after_self_attention.norm": "self_attn_layer_norm",
-    "after_cross_attention.norm": "encoder_attn_layer_norm",
-    "after_feed_forward.norm": "final_layer_norm",
-}
-"""Marian's names of the maps to the model's width, and of the norms."""
 NUMBERS = {torch.float32, torch.float16, torch.bfloat16, torch.float64}
 """Types of weights that can be imported."""
 TOLERANCE = 1e-3
@@ -702,14 +684,8 @@ def read_weights(folder: Path, settings: MarianSettings) -> dict[str, Tensor]:
     }
     if (bias := _bias(theirs, settings)) is not None:
         ours[f"{list(ours)[-1].removesuffix('.weight')}.bias"] = bias
-    layers = {
-        "encoder": settings.model.num_layers,
-        "decoder": settings.model.num_decoder_layers,
-    }
-    for stack, num_layers in layers.items():
-        for i in range(num_layers):
-            for name, weight in _layer(theirs, f"model.{stack}.layers.{i}", order):
-                ours[f"{stack}_layers.{i}.{name}"] = weight
+    for name, parts in parts_of_layers(settings.model):
+        ours[name] = reordered(name, torch.cat([theirs[p] for p in parts]), order)
     return {name: weight.contiguous() for name, weight in ours.items()}
 
 
@@ -870,21 +846,6 @@ def _bias(theirs: Mapping[str, Tensor], settings: MarianSettings) -> Tensor | No
         # A split token would count twice; tokens never generated have no probability.
         bias[[PAD, BOS]] = NEVER
     return bias if bias.any() else None
-
-
-def _layer(
-    theirs: Mapping[str, Tensor], prefix: str, order: Tensor
-) -> Iterator[tuple[str, Tensor]]:
-    for name, parts in READING.items():
-        if f"{prefix}.{parts[0]}.weight" in theirs:
-            weight = torch.cat([theirs[f"{prefix}.{part}.weight"] for part in parts])
-            yield f"{name}.weight", weight[:, order]
-            bias = torch.cat([theirs[f"{prefix}.{part}.bias"] for part in parts])
-            yield f"{name}.bias", bias
-    for name, part in WRITING.items():
-        if f"{prefix}.{part}.weight" in theirs:
-            for kind in ("weight", "bias"):
-                yield f"{name}.{kind}", theirs[f"{prefix}.{part}.{kind}"][order]
 
 
 def import_model(

@@ -12,7 +12,6 @@ folders of OPUS-MT, whose text must be cut with source.spm before, and joined af
 
 import io
 import json
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,26 +26,21 @@ from transduce.errors import RequestError, counted, warn_caller
 from transduce.files import atomic_directory
 from transduce.foreign_models import DECODER
 from transduce.interop.export import (
-    Affine,
-    Attention,
-    Layer,
     ProofError,
-    Recurrence,
-    Stack,
-    decoder,
     differences,
     embedding_names,
-    encoder,
     marked_texts,
     require,
     require_plain_attention,
     require_text,
     warn_of_lost_shortlist,
+    weights_for_scaled_scores,
 )
 from transduce.interop.marian_conventions import (
     NORM_EPSILON,
     USUAL_LENGTH,
     halved,
+    reordered,
 )
 from transduce.interop.marian_npz_import import (
     CORPUS_TAGS,
@@ -57,6 +51,7 @@ from transduce.interop.marian_npz_import import (
     TARGET_LANGUAGE,
     import_marian,
     marian_position_base,
+    parts_of_stacks,
 )
 from transduce.interop.portable_tokenizer import SOURCE, Piece, model_proto, whole_proto
 from transduce.interop.portable_tokenizer import TARGET as TARGET_MODEL
@@ -166,12 +161,12 @@ def _require_same(
             "The exported tokenizer must give the same pieces, but does not; nothing "
             "was written."
         )
-    config, matrices = checkpoint.transformer_config, set(embedding_names(checkpoint))
+    # Marian divides scores by sqrt(d_k).
+    expected = weights_for_scaled_scores(checkpoint)
+    matrices = set(embedding_names(checkpoint))
     for name, weight in again.weights.items():
         matrix, _, kind = name.rpartition(".")
-        own = checkpoint.weights.get(name, torch.zeros(len(weight)))
-        if config.scores == "unscaled" and matrix.endswith("project_query"):
-            own = own * math.sqrt(config.d_k)  # Marian divides by it
+        own = expected.get(name, torch.zeros(len(weight)))
         # Padding and start are never chosen; Marian does not have them.
         first = EOS if matrix in matrices else 0
         if not torch.equal(own[first:], weight[first:]):
@@ -218,75 +213,16 @@ def _arrays(checkpoint: Checkpoint) -> Iterator[tuple[str, Tensor]]:
         yield "decoder_ff_logit_out_Wt", _rows(matrix[:, order])
     bias = checkpoint.weights.get(f"{output}.bias", torch.zeros(len(matrix)))
     yield "decoder_ff_logit_out_b", _rows(bias)[None]
-    for name, stack in (
-        ("encoder", encoder(checkpoint)),
-        ("decoder", decoder(checkpoint)),
-    ):
-        yield from _stack(name, stack, order)
+    weights = weights_for_scaled_scores(checkpoint)
+    for name, arrays in parts_of_stacks(config):
+        parts = reordered(name, weights[name], order).chunk(len(arrays))
+        for array, part in zip(arrays, parts, strict=True):
+            yield array, part.T if part.dim() > 1 else part[None]
 
 
 def _rows(weight: Tensor) -> Tensor:
     """Return the rows that Marian has: the end token, then ordinary pieces."""
     return weight[EOS:]
-
-
-def _stack(name: str, stack: Stack, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    ending = "" if stack.final_norm is None else "_pre"
-    for i, layer in enumerate(stack.layers):
-        yield from _layer(f"{name}_l{i + 1}", layer, order, ending)
-    if stack.final_norm is not None:
-        yield from _norm(f"{name}_top", stack.final_norm, order, "")
-
-
-def _layer(
-    prefix: str, layer: Layer, order: Tensor, ending: str
-) -> Iterator[tuple[str, Tensor]]:
-    own = layer.self_attention
-    if isinstance(own, Recurrence):
-        yield from _recurrence(f"{prefix}_rnn", own, order, ending)
-    else:
-        yield from _attention(f"{prefix}_self", own, order, ending)
-    if (cross := layer.cross_attention) is not None:
-        yield from _attention(f"{prefix}_context", cross, order, ending)
-    yield f"{prefix}_ffn_W1", layer.inner.weight[:, order].T
-    yield f"{prefix}_ffn_b1", layer.inner.bias[None]
-    yield f"{prefix}_ffn_W2", layer.outer.weight[order].T
-    yield f"{prefix}_ffn_b2", layer.outer.bias[None, order]
-    yield from _norm(f"{prefix}_ffn_ffn", layer.feed_forward_norm, order, ending)
-
-
-def _attention(
-    prefix: str, attention: Attention, order: Tensor, ending: str
-) -> Iterator[tuple[str, Tensor]]:
-    for letter, affine in (
-        ("q", attention.query),
-        ("k", attention.key),
-        ("v", attention.value),
-    ):
-        yield f"{prefix}_W{letter}", affine.weight[:, order].T
-        yield f"{prefix}_b{letter}", affine.bias[None]
-    yield f"{prefix}_Wo", attention.output.weight[order].T
-    yield f"{prefix}_bo", attention.output.bias[None, order]
-    yield from _norm(f"{prefix}_Wo", attention.norm, order, ending)
-
-
-def _recurrence(
-    prefix: str, unit: Recurrence, order: Tensor, ending: str
-) -> Iterator[tuple[str, Tensor]]:
-    """Yield the arrays of a recurrent unit, which writes to the width that it reads."""
-    gate = unit.forget_gate
-    yield f"{prefix}_Wf", gate.weight[order][:, order].T
-    yield f"{prefix}_bf", gate.bias[None, order]
-    yield f"{prefix}_W", unit.candidate[order][:, order].T
-    # Marian names the norm by the place where it computes it.
-    yield from _norm(prefix if ending else f"{prefix}_ffn", unit.norm, order, ending)
-
-
-def _norm(
-    prefix: str, norm: Affine, order: Tensor, ending: str
-) -> Iterator[tuple[str, Tensor]]:
-    yield f"{prefix}_ln_scale{ending}", norm.weight[None, order]
-    yield f"{prefix}_ln_bias{ending}", norm.bias[None, order]
 
 
 def model_options(config: ModelConfig) -> dict[str, object]:

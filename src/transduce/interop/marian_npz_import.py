@@ -37,6 +37,8 @@ from transduce.interop.export import ProofError
 from transduce.interop.marian_conventions import (
     NEVER,
     halved,
+    layer_weights,
+    reordered,
     require_finite,
     require_known_target,
     with_corpus_tags,
@@ -47,7 +49,13 @@ from transduce.interop.portable_tokenizer import (
     require_whole_characters,
     unigram_model,
 )
-from transduce.model.config import MAX, Activation, ModelConfig, Norm
+from transduce.model.config import (
+    MAX,
+    Activation,
+    ModelConfig,
+    Norm,
+    parameter_shapes,
+)
 from transduce.search_config import SearchConfig
 from transduce.settings import LONGEST_SHOWN, shown, shown_json
 from transduce.text.languages import LanguagesConfig, canonical
@@ -133,6 +141,22 @@ NEUTRAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
 translations unchanged, and what to use instead."""
 DEFAULTS = {"beam-size": "12", "normalize": "0"}
 """Marian's defaults for the options of search."""
+PARTS = {
+    "self_attention.project_query": ("self_Wq",),
+    "self_attention.project_key_value": ("self_Wk", "self_Wv"),
+    "self_attention.project_output": ("self_Wo",),
+    "after_self_attention.norm": ("self_Wo_ln",),
+    "recurrence.forget_gate": ("rnn_Wf",),
+    "recurrence.candidate": ("rnn_W",),
+    "cross_attention.project_query": ("context_Wq",),
+    "cross_attention.project_key_value": ("context_Wk", "context_Wv"),
+    "cross_attention.project_output": ("context_Wo",),
+    "after_cross_attention.norm": ("context_Wo_ln",),
+    "feed_forward.inner": ("ffn_W1",),
+    "feed_forward.outer": ("ffn_W2",),
+    "after_feed_forward.norm": ("ffn_ffn_ln",),
+}
+"""Modules of a layer here, each with the arrays of Marian that it concatenates."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 MAX_OPTIONS_BYTES = 1_000_000
@@ -665,85 +689,34 @@ def _stacks(
     unread: _UnreadArrays, config: ModelConfig, order: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of all layers, and of the norms after the last ones."""
-    depths = {"encoder": config.num_layers, "decoder": config.num_decoder_layers}
-    for stack, depth in depths.items():
-        for i in range(depth):
-            layer = _layer(unread, config, f"{stack}_l{i + 1}", stack == "decoder")
-            for name, weight, is_output in layer:
-                # The model's width is the axis of outputs or, of a matrix, of inputs.
-                if is_output:
-                    permuted = weight[order]
-                else:
-                    permuted = weight[:, order] if weight.dim() == 2 else weight
-                yield f"{stack}_layers.{i}.{name}", permuted
-        if config.norm == "pre":
-            for kind, theirs in (("weight", "scale"), ("bias", "bias")):
-                norm = unread.take(f"{stack}_top_ln_{theirs}", 1, config.d_model)[0]
-                yield f"{stack}_norm.{kind}", norm[order]
+    shapes = parameter_shapes(config)
+    for name, parts in parts_of_stacks(config):
+        outputs, *inputs = shapes[name]
+        shape = (*(inputs or [1]), outputs // len(parts))
+        weight = torch.cat([unread.take(part, *shape).T for part in parts])
+        yield name, reordered(name, weight.reshape(shapes[name]), order)
 
 
-def _layer(
-    unread: _UnreadArrays, config: ModelConfig, prefix: str, is_decoder: bool
-) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield names, weights, and whether these write to the model's width."""
-    width, d_ff = config.d_model, config.d_ff
-    kinds = {"self_attention": "self"}
-    if is_decoder and config.decoder_self_attention == "ssru":
-        yield from _recurrence(unread, config, f"{prefix}_rnn")
-        kinds = {}
-    if is_decoder:
-        kinds["cross_attention"] = "context"
-
-    def affine(name: str, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
-        """Take the map of a matrix such as `ffn_W1`, whose bias is `ffn_b1`."""
-        weight = unread.take(f"{prefix}_{name}", inputs, outputs).T
-        bias = unread.take(f"{prefix}_{name.replace('_W', '_b')}", 1, outputs)[0]
-        return weight, bias
-
-    for ours, theirs in kinds.items():
-        query, key, value, written = (
-            affine(f"{theirs}_W{letter}", width, width) for letter in "qkvo"
-        )
-        yield f"{ours}.project_query.weight", query[0], False
-        yield f"{ours}.project_query.bias", query[1], False
-        for place, kind in enumerate(("weight", "bias")):
-            both = torch.cat([key[place], value[place]])
-            yield f"{ours}.project_key_value.{kind}", both, False
-            yield f"{ours}.project_output.{kind}", written[place], True
-        yield from _norm(unread, config, f"{prefix}_{theirs}_Wo", f"after_{ours}")
-    inner, outer = affine("ffn_W1", width, d_ff), affine("ffn_W2", d_ff, width)
-    for place, kind in enumerate(("weight", "bias")):
-        yield f"feed_forward.inner.{kind}", inner[place], False
-        yield f"feed_forward.outer.{kind}", outer[place], True
-    yield from _norm(unread, config, f"{prefix}_ffn_ffn", "after_feed_forward")
+def parts_of_stacks(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
+    """Yield the name of each weight of the stacks, and of the arrays of its parts."""
+    is_pre = config.norm == "pre"
+    # Marian names the norm of a unit by the place where it computes it.
+    parts = {**PARTS, "after_recurrence.norm": ("rnn_ln" if is_pre else "rnn_ffn_ln",)}
+    ending = "_pre" if is_pre else ""
+    for each in layer_weights(config):
+        prefix = f"{each.stack}_l{each.layer + 1}"
+        arrays = (f"{prefix}_{part}" for part in parts[each.module])
+        yield each.name, [_array(array, each.kind, ending) for array in arrays]
+    for stack in ("encoder", "decoder") if is_pre else ():
+        for kind in ("weight", "bias"):
+            yield f"{stack}_norm.{kind}", [_array(f"{stack}_top_ln", kind)]
 
 
-def _recurrence(
-    unread: _UnreadArrays, config: ModelConfig, prefix: str
-) -> Iterator[tuple[str, Tensor, bool]]:
-    """Yield names and weights of a recurrent unit, as `_layer`.
-
-    Its matrices both read the model's width and write to it.
-    """
-    width, order = config.d_model, halved(config.d_model).argsort()
-    gate = unread.take(f"{prefix}_Wf", width, width).T
-    candidate = unread.take(f"{prefix}_W", width, width).T
-    yield "recurrence.forget_gate.weight", gate[:, order], True
-    bias = unread.take(f"{prefix}_bf", 1, width)[0]
-    yield "recurrence.forget_gate.bias", bias, True
-    yield "recurrence.candidate.weight", candidate[:, order], True
-    # Marian names the norm by the place where it computes it.
-    place = prefix if config.norm == "pre" else f"{prefix}_ffn"
-    yield from _norm(unread, config, place, "after_recurrence")
-
-
-def _norm(
-    unread: _UnreadArrays, config: ModelConfig, theirs: str, ours: str
-) -> Iterator[tuple[str, Tensor, bool]]:
-    ending = "_pre" if config.norm == "pre" else ""
-    for kind, name in (("weight", "scale"), ("bias", "bias")):
-        norm = unread.take(f"{theirs}_ln_{name}{ending}", 1, config.d_model)[0]
-        yield f"{ours}.norm.{kind}", norm, True
+def _array(name: str, kind: str, ending: str = "") -> str:
+    """Return the name of the array of a weight or a bias, such as ffn_b1 of ffn_W1."""
+    if name.endswith("_ln"):
+        return f"{name}_{'scale' if kind == 'weight' else 'bias'}{ending}"
+    return name if kind == "weight" else name.replace("_W", "_b")
 
 
 # ---- Vocabularies ----------------------------------------------------------------
