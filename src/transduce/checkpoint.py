@@ -52,6 +52,7 @@ from transduce.model_folder import (
     FP32,
     WEIGHTS,
     Array,
+    ModelDescription,
     ModelFolder,
     current_name,
     damaged,
@@ -60,11 +61,6 @@ from transduce.model_folder import (
     weights_misfit,
     write_description,
 )
-from transduce.search_config import SearchConfig
-from transduce.text.alignment import WordDictionary
-from transduce.text.shortlist import Shortlist
-from transduce.text.tokenizer import Tokenizer
-from transduce.trees.linearization import SymbolVocabulary
 
 EXPORT = "An export"
 """Task in the error about a model that is no Transformer."""
@@ -73,28 +69,10 @@ INITIALIZERS = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.unifor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(ModelDescription):
     """A model as config, weights and tokenizer, with what is known of its origin."""
 
-    config: ArchitectureConfig
     weights: Mapping[str, Tensor]
-    tokenizer: Tokenizer
-    step: int
-    """Number of updates in training; of an average, its last member's."""
-    symbols: SymbolVocabulary | None = None
-    """Target vocabulary of a parser; None for a translator."""
-    run: str | None = None
-    """Id of the run that trained it; None if there is none."""
-    search: SearchConfig | None = None
-    """Search settings of its run; None if unknown."""
-    source_language: str | None = None
-    """BCP 47 tag of the source language; None if unknown."""
-    target_language: str | None = None
-    """BCP 47 tag of the target language; None if unknown."""
-    dictionary: WordDictionary | None = None
-    """Translations of unknown words; None if there is no dictionary."""
-    shortlist: Shortlist | None = None
-    """Candidates of source pieces; None if there is no shortlist."""
 
     def build(self) -> TransductionModel:
         """Build the model in evaluation mode; it shares memory with the weights."""
@@ -248,19 +226,11 @@ def load_model(path: Path) -> Checkpoint:
             "quantized, but this one is quantized; take the one from which it was made."
         )
     require_fitting_weights(stored)
-    return Checkpoint(
-        config=stored.config,
-        weights={n: torch.from_numpy(w) for n, w in stored.arrays.items()},
-        tokenizer=stored.tokenizer,
-        step=stored.step,
-        symbols=stored.symbols,
-        run=stored.run,
-        search=stored.search,
-        source_language=stored.source_language,
-        target_language=stored.target_language,
-        dictionary=stored.dictionary,
-        shortlist=stored.shortlist,
-    )
+    description = {
+        field.name: getattr(stored, field.name) for field in fields(ModelDescription)
+    }
+    weights = {name: torch.from_numpy(array) for name, array in stored.arrays.items()}
+    return Checkpoint(**description, weights=weights)
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

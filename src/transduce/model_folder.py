@@ -23,7 +23,7 @@ from os import PathLike
 from os.path import lexists
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 from jaxtyping import Float, Float32, Int8, Shaped, UInt8
@@ -161,17 +161,15 @@ class StoredWeights(Mapping[str, Array]):
             require_file(path)
             self._kept = _identity(path)
             with access_errors(path):
-                tensors = _checked_tensors(path)
+                with cast(Any, safe_open(path, framework="np")):
+                    pass  # the file is sound throughout
                 with path.open("rb") as file:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._arrays = {
-                current_name(name): array for name, array in _mapped(self._map).items()
-            }
+            self._tensors, self._arrays = _read_mapped(self._map)
             if _identity(path) != self._kept:
                 raise ValueError("it changed while it was read")
         except (SafetensorError, OSError, ValueError) as error:
             raise damaged(path, error) from None
-        self._tensors = {current_name(name): each for name, each in tensors.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopened, (self._file, self.checksum)
@@ -267,30 +265,27 @@ def _reopened(path: Path, checksum: str) -> StoredWeights:
     return weights
 
 
-def _checked_tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return type and shape of each tensor of a file that is sound throughout."""
-    with cast(Any, safe_open(path, framework="np")) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
-    return {
-        name: (each.get_dtype(), tuple(each.get_shape()))
-        for name, each in slices.items()
-    }
+def _read_mapped(
+    file: mmap.mmap,
+) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, StoredArray]]:
+    """Return type and shape of the tensors of a sound file, and those in fp32 or int8.
 
-
-def _mapped(file: mmap.mmap) -> dict[str, StoredArray]:
-    """Return the tensors of a sound mapped file that are in fp32 or int8."""
+    The arrays share the map.
+    """
     content = np.frombuffer(file, dtype=np.uint8)
     begin = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE].tobytes(), "little")
     header = parse_json(content[HEADER_SIZE:begin].tobytes().decode())
+    header.pop(METADATA, None)
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     arrays: dict[str, StoredArray] = {}
-    for name, each in header.items():
-        if name != METADATA and each["dtype"] in NUMPY_TYPES:
+    for older_name, each in header.items():
+        name, kind = current_name(older_name), each["dtype"]
+        tensors[name] = kind, tuple(each["shape"])
+        if kind in NUMPY_TYPES:
             first, end = each["data_offsets"]
-            numbers = content[begin + first : begin + end]
-            arrays[name] = numbers.view(NUMPY_TYPES[each["dtype"]]).reshape(
-                each["shape"]
-            )
-    return arrays
+            numbers = content[begin + first : begin + end].view(NUMPY_TYPES[kind])
+            arrays[name] = numbers.reshape(each["shape"])
+    return tensors, arrays
 
 
 def current_name(name: str) -> str:
@@ -326,20 +321,18 @@ def damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFolder:
-    """Contents of a model folder; the weights are read on access."""
+class ModelDescription:
+    """A model but for its weights: settings, tokenizer, and its known origin."""
 
     config: ArchitectureConfig
-    arrays: StoredWeights
-    """Weights by the names of the model's state dict."""
     tokenizer: Tokenizer
     step: int
-    """Number of updates; for an average, that of the last checkpoint."""
-    symbols: SymbolVocabulary | None
+    """Number of updates in training; of an average, its last member's."""
+    symbols: SymbolVocabulary | None = None
     """Target vocabulary of a parser; None for a translator."""
-    run: str | None
-    """Id of the training run; None if there was none."""
-    search: SearchConfig | None
+    run: str | None = None
+    """Id of the run that trained it; None if there is none."""
+    search: SearchConfig | None = None
     """Search settings of its run; None if unknown."""
     source_language: str | None = None
     """BCP 47 tag of the source language; None if unknown."""
@@ -349,37 +342,20 @@ class ModelFolder:
     """Translations of unknown words; None if there is no dictionary."""
     shortlist: Shortlist | None = None
     """Candidates of source pieces; None if there is no shortlist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFolder(ModelDescription):
+    """Contents of a model folder; the weights are read on access."""
+
+    arrays: StoredWeights
+    """Weights by the names of the model's state dict."""
     is_quantized: bool = False
     """Whether weights and embeddings are in int8."""
 
 
-class DescribedModel(Protocol):
-    """A model as `write_description` writes it: a `ModelFolder` or a `Checkpoint`."""
-
-    @property
-    def config(self) -> ArchitectureConfig: ...
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def symbols(self) -> SymbolVocabulary | None: ...
-    @property
-    def run(self) -> str | None: ...
-    @property
-    def search(self) -> SearchConfig | None: ...
-    @property
-    def source_language(self) -> str | None: ...
-    @property
-    def target_language(self) -> str | None: ...
-    @property
-    def dictionary(self) -> WordDictionary | None: ...
-    @property
-    def shortlist(self) -> Shortlist | None: ...
-
-
 def write_description(
-    model: DescribedModel, folder: Path, *, is_quantized: bool = False
+    model: ModelDescription, folder: Path, *, is_quantized: bool = False
 ) -> None:
     """Write all files of a model but the weights into an existing folder."""
     content: dict[str, Any] = {
