@@ -12,7 +12,7 @@ and ends with 2.
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ def export(
         tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build_transformer()
         with torch.no_grad():
+            _make_static(model)
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)
         proof = prove(_Exported(new), tokenizer, checkpoint, sentences)
@@ -74,13 +75,16 @@ def export(
         return proof
 
 
-class EncoderGraph(nn.Module):
-    """Part of a model that runs once per sentence."""
+class _Graph(nn.Module):
+    """Part of a model, which `_make_static` has prepared."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
         self.model = model
-        _make_static(model)
+
+
+class EncoderGraph(_Graph):
+    """Part of a model that runs once per sentence."""
 
     def forward(self, source: Int[Tensor, "batch source"]) -> tuple[Tensor, ...]:
         memory = self.model.encode(source)
@@ -90,13 +94,8 @@ class EncoderGraph(nn.Module):
         return tuple(outputs)
 
 
-class StepGraph(nn.Module):
+class StepGraph(_Graph):
     """Part of a model that runs at each step."""
-
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-        _make_static(model)
 
     def forward(
         self,
@@ -110,7 +109,8 @@ class StepGraph(nn.Module):
             position, 1, last_ids.device
         )
         grown: list[Tensor] = []
-        for i, layer in enumerate(_decoder_layers(model)):
+        for i, layer in enumerate(model.decoder_layers):
+            assert isinstance(layer, DecoderLayer)
             pair = slice(2 * i, 2 * i + 2)
             own = _SelfAttentionStep(layer, past[pair])
             x = layer.after_self_attention(x, own.attend_to_past)
@@ -119,13 +119,8 @@ class StepGraph(nn.Module):
         return (model.logits(model.decoder_norm(x))[:, 0], *grown)
 
 
-class RecurrentStepGraph(nn.Module):
+class RecurrentStepGraph(_Graph):
     """Part of a model with recurrent units that runs at each step."""
-
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-        _make_static(model)
 
     def forward(
         self,
@@ -214,21 +209,13 @@ class _FixedPositions(nn.Module):
 
 
 def _make_static(model: Transformer) -> None:
-    """Make a graph of the model independent of the lengths of sentences."""
-    if isinstance(model.positions, _FixedPositions):
-        return
+    """Make graphs of the model independent of the lengths of sentences."""
     model.add_module("positions", _FixedPositions(model.positions))
     for module in model.modules():
         if isinstance(module, RestrictedSelfAttention):
             # With a hook it forms all weights. The number of its blocks depends on the
             # length.
             module.weights_tap.register_forward_hook(lambda *_: None)
-
-
-def _decoder_layers(model: Transformer) -> Iterator[DecoderLayer]:
-    for layer in model.decoder_layers:
-        assert isinstance(layer, DecoderLayer)
-        yield layer
 
 
 def _names(kind: str, model: Transformer) -> list[str]:
@@ -264,56 +251,38 @@ def _write_encoder(model: Transformer, path: Path) -> None:
     )
 
 
-def _write_recurrent_step(model: Transformer, path: Path) -> None:
+def _write_step(model: Transformer, path: Path) -> None:
     config, batch = model.config, {0: Dim.DYNAMIC}
     num_layers = config.num_decoder_layers
+    grown = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
     widths = [config.d_k, config.d_v] * num_layers
     memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
-    cells = [torch.zeros(2, config.d_model) for _ in range(num_layers)]
+    graph: nn.Module
+    states: tuple[object, ...]
+    shapes: tuple[object, ...]
+    if config.decoder_self_attention == "ssru":
+        graph = RecurrentStepGraph(model)
+        names = ["position", *(f"cell.{i}" for i in range(num_layers))]
+        cells = [torch.zeros(2, config.d_model) for _ in range(num_layers)]
+        states = torch.zeros(1, dtype=torch.int64), cells
+        shapes = None, [batch] * num_layers
+    else:
+        graph = StepGraph(model)
+        names = _names("", model)
+        states = ([torch.zeros(2, config.num_heads, 4, width) for width in widths],)
+        shapes = ([grown] * len(widths),)
     mask = torch.ones(2, 3, dtype=torch.bool)
-    position = torch.zeros(1, dtype=torch.int64)
-    states = ["position", *(f"cell.{i}" for i in range(num_layers))]
     _write(
-        RecurrentStepGraph(model),
-        (torch.full((2, 1), BOS), mask, memory, position, cells),
+        graph,
+        (torch.full((2, 1), BOS), mask, memory, *states),
         path,
-        input_names=["last_ids", "memory_mask", *_names("memory_", model), *states],
-        output_names=["logits", *(f"next_{name}" for name in states)],
+        input_names=["last_ids", "memory_mask", *_names("memory_", model), *names],
+        output_names=["logits", *(f"next_{name}" for name in names)],
         dynamic_shapes=(
             batch,
             {0: Dim.DYNAMIC, 1: Dim.DYNAMIC},
-            [{0: Dim.DYNAMIC, 2: Dim.DYNAMIC}] * len(widths),
-            None,
-            [batch] * num_layers,
-        ),
-    )
-
-
-def _write_step(model: Transformer, path: Path) -> None:
-    config = model.config
-    if config.decoder_self_attention == "ssru":
-        _write_recurrent_step(model, path)
-        return
-    widths = [config.d_k, config.d_v] * config.num_decoder_layers
-    memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
-    past = [torch.zeros(2, config.num_heads, 4, width) for width in widths]
-    free = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
-    _write(
-        StepGraph(model),
-        (torch.full((2, 1), BOS), torch.ones(2, 3, dtype=torch.bool), memory, past),
-        path,
-        input_names=[
-            "last_ids",
-            "memory_mask",
-            *_names("memory_", model),
-            *_names("", model),
-        ],
-        output_names=["logits", *_names("next_", model)],
-        dynamic_shapes=(
-            {0: Dim.DYNAMIC},
-            {0: Dim.DYNAMIC, 1: Dim.DYNAMIC},
-            [free] * len(widths),
-            [free] * len(widths),
+            [grown] * len(widths),
+            *shapes,
         ),
     )
 
