@@ -71,6 +71,11 @@ def whole(
     return value
 
 
+def read_if_there(path: Path) -> Mapping[str, Any]:
+    """Read a JSON object; empty if there is no such file."""
+    return read_json(path) if lexists(path) else {}
+
+
 def _file(folder: Path) -> Path:
     return folder / (SEARCH if lexists(folder / SEARCH) else SETTINGS)
 
@@ -193,34 +198,36 @@ def _bad_words(
     content: Mapping[str, object], ids: Sequence[int], path: Path
 ) -> list[list[int]]:
     """Return the sequences to exclude, but not those that cannot occur in any case."""
-    excluded = _excluded(content, "bad_words_ids", path)
-    excluded += _excluded(content, "suppress_tokens", path)
-    return [sequence for sequence in _own_ids(excluded, ids) if _is_possible(sequence)]
+    words, tokens = _excluded(content, path)
+    return [each for each in _own_ids([*words, *tokens], ids) if _is_possible(each)]
 
 
-def _excluded(content: Mapping[str, object], name: str, path: Path) -> list[list[int]]:
-    """Return the sequences of a setting by the library's ids."""
-    given: Any = content.get(name) or []
-    if not isinstance(given, list):
-        raise _not_ids(given, path)
-    sequences = [[each] for each in given] if name == "suppress_tokens" else given
-    for sequence in sequences:
-        if not isinstance(sequence, list) or any(type(i) is not int for i in sequence):
-            raise _not_ids(sequence, path)
-    return list(sequences)
+def _excluded(
+    content: Mapping[str, object], path: Path
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the bad words and the suppressed tokens, by the library's ids."""
+    words = _sequences(content.get("bad_words_ids") or [], path)
+    tokens: Any = content.get("suppress_tokens") or []
+    if isinstance(tokens, list):
+        tokens = [[each] for each in tokens]
+    return words, _sequences(tokens, path)
+
+
+def _sequences(given: Any, path: Path) -> list[list[int]]:
+    """Return lists of ids; `CheckpointError` if they are anything else."""
+    for each in given if isinstance(given, list) else [given]:
+        if not isinstance(each, list) or any(type(i) is not int for i in each):
+            raise CheckpointError(
+                f"{path}: `bad_words_ids` and `suppress_tokens` must be lists of ids, "
+                f"but one is {shown(each)}."
+            )
+    return list(given)
 
 
 def _own_ids(sequences: Sequence[Sequence[int]], ids: Sequence[int]) -> list[list[int]]:
     """Return sequences by this package's ids; -1 for ids that it does not have."""
     ours = {theirs: i for i, theirs in enumerate(ids)}
     return [[ours.get(i, -1) for i in sequence] for sequence in sequences]
-
-
-def _not_ids(value: object, path: Path) -> CheckpointError:
-    return CheckpointError(
-        f"{path}: `bad_words_ids` and `suppress_tokens` must be lists of ids, but one "
-        f"is {shown(value)}."
-    )
 
 
 def _is_possible(word: Sequence[int]) -> bool:
@@ -262,9 +269,10 @@ def _number(
         return math.inf if value > 0 else -math.inf
 
 
-def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
+def _other_ids(
+    model: Mapping[str, Any], content: Mapping[str, object]
+) -> dict[str, str]:
     """Return special ids that differ from the model's."""
-    model = read_json(folder / SETTINGS) if lexists(folder / SETTINGS) else {}
     return {
         name: f"the model's is {shown_json(model[name])} by its {SETTINGS}"
         for name in SPECIAL
@@ -272,17 +280,17 @@ def _other_ids(folder: Path, content: Mapping[str, object]) -> dict[str, str]:
     }
 
 
-def _ids_of_words(folder: Path, content: Mapping[str, object]) -> list[int]:
+def _ids_of_words(
+    model: Mapping[str, Any], content: Mapping[str, object], path: Path
+) -> list[int]:
     """Return the library's special ids and those of bad words, in this package's
     order; -1 for unknown ones."""
-    model = read_json(folder / SETTINGS) if lexists(folder / SETTINGS) else {}
     found = [_single({**model, **content}.get(name)) for name in SPECIAL]
     special = [each if isinstance(each, int) else -1 for each in found]
-    names, path = ("bad_words_ids", "suppress_tokens"), _file(folder)
-    words = chain.from_iterable(_excluded(content, name, path) for name in names)
+    words, tokens = _excluded(content, path)
     size = model.get("vocab_size", MAX_WHOLE)
     known = range(size if isinstance(size, int) else MAX_WHOLE)
-    others = (i for i in chain.from_iterable(words) if i in known and i not in special)
+    others = (i for i in chain(*words, *tokens) if i in known and i not in special)
     return [*special, *others]
 
 
@@ -291,10 +299,7 @@ def _special_words(
 ) -> Iterator[tuple[str, str]]:
     """Yield settings by which the library excludes special tokens, unlike this package,
     with what differs."""
-    words, tokens = (
-        _own_ids(_excluded(content, name, path), ids)
-        for name in ("bad_words_ids", "suppress_tokens")
-    )
+    words, tokens = (_own_ids(each, ids) for each in _excluded(content, path))
     starts = {BOS, EOS} if ids[BOS] == ids[EOS] != -1 else {BOS}
     if any(len(word) > 1 and word[0] in starts for word in words):
         yield (
@@ -319,18 +324,18 @@ def _single(value: Any) -> Any:
 def differing_settings(folder: Path) -> list[str]:
     """Return a sentence for each setting that is not applied as in the library."""
     path = _file(folder)
-    content = read_json(path)
+    content, model = read_json(path), read_if_there(folder / SETTINGS)
     differing = {
         name: instead
         for name, (neutral, instead) in NEUTRAL.items()
         if content.get(name) not in neutral
     }
-    differing |= _other_ids(folder, content)
+    differing |= _other_ids(model, content)
     ends = (None, _single(content.get("eos_token_id")))
     if _single(content.get("forced_eos_token_id")) not in ends:
         differing["forced_eos_token_id"] = "translations end by the end token only"
     differing |= dict(_inexact_lengths(content, path))
-    ids = _ids_of_words(folder, content)
+    ids = _ids_of_words(model, content, path)
     differing |= dict(_special_words(content, ids, path))
     has_restrictions = bool(_restrictions(content, ids, path))
     if has_restrictions and content.get("renormalize_logits"):
@@ -346,8 +351,7 @@ def differing_settings(folder: Path) -> list[str]:
         _differs(path, name, content[name], instead)
         for name, instead in differing.items()
     ]
-    tokenizer = read_json(folder / TOKENIZER) if lexists(folder / TOKENIZER) else {}
-    if tokenizer.get(CLEAN_UP) is True:
+    if read_if_there(folder / TOKENIZER).get(CLEAN_UP) is True:
         instead = "translations keep spaces before marks"
         found.append(_differs(folder / TOKENIZER, CLEAN_UP, True, instead))
     return found

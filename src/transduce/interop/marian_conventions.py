@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
 from transduce.model.config import ModelConfig, parameter_shapes
+from transduce.search_config import SearchConfig
 from transduce.settings import shown
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import Tokenizer
@@ -69,6 +70,33 @@ def reordered(
     if weight.dim() > 1 and module not in WRITING:
         weight = weight[:, order]
     return weight
+
+
+def require_small_epsilon(target: str, config: ModelConfig) -> None:
+    """Raise `RequestError` if a model's epsilon is larger than that of Marian."""
+    if config.norm_epsilon > NORM_EPSILON:
+        raise RequestError(
+            f"A model for {target} must have `model.norm_epsilon` of at most "
+            f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
+            "there."
+        )
+
+
+def require_even_heads(name: str, d_model: int, num_heads: int, path: Path) -> None:
+    """Raise `RequestError` if the heads of a width, a setting of a file, are odd."""
+    if (width := d_model // num_heads) % 2:
+        raise RequestError(
+            f"{path}: `{name}` must give each of the {num_heads} attention heads an "
+            f"even width, but gives {width}; such a model cannot be imported."
+        )
+
+
+def power_penalty(search: SearchConfig) -> float:
+    """Return the exponent by which Marian's length penalty comes closest to a
+    search's."""
+    if search.penalty == "power":
+        return search.length_penalty
+    return search.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH)
 
 
 def require_known_target(

@@ -29,7 +29,7 @@ from transformers import (
 from transformers.utils import logging
 
 from transduce.checkpoint import Checkpoint
-from transduce.errors import RequestError, warn_caller
+from transduce.errors import warn_caller
 from transduce.files import atomic_directory
 from transduce.interop.export import (
     GreedyOutput,
@@ -46,11 +46,11 @@ from transduce.interop.export import (
 )
 from transduce.interop.marian_conventions import (
     LEARNED_START,
-    NORM_EPSILON,
-    USUAL_LENGTH,
     halved,
     layer_weights,
+    power_penalty,
     reordered,
+    require_small_epsilon,
 )
 from transduce.interop.portable_tokenizer import (
     HuggingFaceTokenizer,
@@ -115,10 +115,10 @@ def export(
         norm="post",
         positions="sinusoidal",
         position_base=10_000.0,
+        decoder_self_attention="attention",
     )
-    require(TARGET, checkpoint.transformer_config, decoder_self_attention="attention")
     require_plain_attention(TARGET, checkpoint.transformer_config)
-    _require_small_epsilon(checkpoint.transformer_config)
+    require_small_epsilon(TARGET, checkpoint.transformer_config)
     require_possible_bad_words(
         checkpoint.search or SearchConfig(), checkpoint.tokenizer
     )
@@ -158,15 +158,6 @@ def _warn_of_lacking(search: SearchConfig) -> None:
         )
 
 
-def _require_small_epsilon(config: ModelConfig) -> None:
-    if config.norm_epsilon > NORM_EPSILON:
-        raise RequestError(
-            f"A model for {TARGET} must have `model.norm_epsilon` of at most "
-            f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
-            "there."
-        )
-
-
 def _model(checkpoint: Checkpoint) -> MarianMTModel:
     model = MarianMTModel(marian_config(checkpoint.transformer_config, MAX_POSITIONS))
     search = checkpoint.search or SearchConfig()
@@ -199,7 +190,7 @@ def _beam_settings(search: SearchConfig) -> dict[str, float | bool]:
     # True ends search as a patience of 1 does here. "never" would continue while
     # something better is possible, sometimes to the last position.
     stops_early = search.patience is not None
-    return {"length_penalty": _length_penalty(search), "early_stopping": stops_early}
+    return {"length_penalty": power_penalty(search), "early_stopping": stops_early}
 
 
 def _restrictions(search: SearchConfig) -> dict[str, float | int]:
@@ -219,12 +210,6 @@ def _max_length(search: SearchConfig) -> int:
     if search.max_length is None:
         return MAX_POSITIONS
     return min(search.max_length + 1, MAX_POSITIONS)
-
-
-def _length_penalty(search: SearchConfig) -> float:
-    if search.penalty == "power":
-        return search.length_penalty
-    return search.length_penalty * USUAL_LENGTH / (5 + USUAL_LENGTH)
 
 
 def marian_config(config: ModelConfig, max_positions: int) -> MarianConfig:

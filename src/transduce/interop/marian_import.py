@@ -34,6 +34,7 @@ from transduce.interop.generation_settings import (
     SETTINGS,
     SPECIAL,
     TOKENIZER,
+    read_if_there,
     read_search,
     whole,
 )
@@ -43,6 +44,7 @@ from transduce.interop.marian_conventions import (
     NORM_EPSILON,
     halved,
     reordered,
+    require_even_heads,
     require_finite,
     require_known_target,
     with_corpus_tags,
@@ -383,12 +385,7 @@ def _read_languages(folder: Path) -> LanguagesConfig:
 
 def _tokenizer_settings(folder: Path) -> Mapping[str, object]:
     """Read the settings of the tokenizer; empty if there is no file of them."""
-    return _read_if_there(folder / TOKENIZER)
-
-
-def _read_if_there(path: Path) -> Mapping[str, object]:
-    """Read a JSON object; empty if there is no such file."""
-    return read_json(path) if lexists(path) else {}
+    return read_if_there(folder / TOKENIZER)
 
 
 def _language(name: object) -> str | None:
@@ -422,11 +419,7 @@ def _model(content: Mapping[str, object], vocab_size: int, path: Path) -> ModelC
             f"{path}: `d_model` must be a multiple of the {num_heads} attention heads, "
             f"but is {d_model}."
         )
-    if (width := d_model // num_heads) % 2:
-        raise RequestError(
-            f"{path}: `d_model` must give each of the {num_heads} attention heads an "
-            f"even width, but gives {width}; such a model cannot be imported."
-        )
+    require_even_heads("d_model", d_model, num_heads, path)
     return ModelConfig(
         vocab_size=vocab_size,
         num_layers=encoder_layers,
@@ -467,7 +460,7 @@ def read_added_tokens(folder: Path) -> AddedTokens:
     path = folder / TOKENIZER
     if is_older := DECODER_OF_ADDED not in settings:
         # The library reads these files only there.
-        settings = {**settings, **_read_if_there(folder / SPECIAL_TOKENS)}
+        settings = {**settings, **read_if_there(folder / SPECIAL_TOKENS)}
         older = [folder / name for name in (ADDED, SPECIAL_TOKENS)]
         path = next(filter(lexists, older), path)
     known = _read_if_sound(folder / VOCABULARY)
@@ -476,7 +469,7 @@ def read_added_tokens(folder: Path) -> AddedTokens:
     extra = _extra_tokens(settings)
     added: dict[str, Any] = {piece: known[piece] for piece in extra if piece in known}
     if is_older:
-        added |= _read_if_there(folder / ADDED)
+        added |= read_if_there(folder / ADDED)
     elif known:
         added |= _decoder_of_added(settings[DECODER_OF_ADDED], path)
     # A named token that is no piece and has no row of the embeddings never occurs.

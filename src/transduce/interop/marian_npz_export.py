@@ -37,10 +37,10 @@ from transduce.interop.export import (
     weights_for_scaled_scores,
 )
 from transduce.interop.marian_conventions import (
-    NORM_EPSILON,
-    USUAL_LENGTH,
     halved,
+    power_penalty,
     reordered,
+    require_small_epsilon,
 )
 from transduce.interop.marian_npz_import import (
     CORPUS_TAGS,
@@ -131,12 +131,7 @@ def require_weights(checkpoint: Checkpoint) -> None:
             f"{config.position_base:g}; train a model with the settings "
             f"`model.position_base={expected:.10g}` and `model.learned_start=false`."
         )
-    if config.norm_epsilon > NORM_EPSILON:
-        raise RequestError(
-            f"A model for {TARGET} must have `model.norm_epsilon` of at most "
-            f"{NORM_EPSILON:g}, but has {config.norm_epsilon:g}; it cannot be exported "
-            "there."
-        )
+    require_small_epsilon(TARGET, config)
     start = checkpoint.weights[f"{embedding_names(checkpoint)[1]}.weight"][BOS]
     if bool(start.any()):
         raise RequestError(
@@ -419,14 +414,11 @@ def _decoder_settings(checkpoint: Checkpoint, vocabularies: Sequence[str]) -> st
 
 def _marian_search(search: SearchConfig, unknown: int) -> SearchConfig:
     """Return the search of Marian's decoder that comes closest to a search."""
-    alpha = search.length_penalty
-    if search.penalty != "power":
-        alpha *= USUAL_LENGTH / (5 + USUAL_LENGTH)
     return SearchConfig(
         beam_size=search.beam_size,
         # Marian ends a search when beam-size hypotheses have finished.
         patience=1.0 if search.beam_size > 1 else None,
         penalty="power",
-        length_penalty=alpha,
+        length_penalty=power_penalty(search),
         bad_words=((unknown,),) if (unknown,) in search.bad_words else (),
     )

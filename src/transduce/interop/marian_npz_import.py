@@ -39,6 +39,7 @@ from transduce.interop.marian_conventions import (
     halved,
     layer_weights,
     reordered,
+    require_even_heads,
     require_finite,
     require_known_target,
     with_corpus_tags,
@@ -462,11 +463,7 @@ def _config(options: Options, path: Path) -> ModelConfig:
             f"{path}: `dim-emb` must be even and a multiple of the {heads} attention "
             f"heads, but is {d_model}."
         )
-    if (width := d_model // heads) % 2:
-        raise RequestError(
-            f"{path}: `dim-emb` must give each of the {heads} attention heads an even "
-            f"width, but gives {width}; such a model cannot be imported."
-        )
+    require_even_heads("dim-emb", d_model, heads, path)
     try:
         return ModelConfig(
             num_layers=encoder_layers,

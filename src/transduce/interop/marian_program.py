@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, cycle, islice
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 
@@ -449,12 +448,7 @@ class Decoder:
     def __enter__(self) -> "Decoder":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def translate(self, lines: Sequence[str]) -> list[str]:
