@@ -21,22 +21,23 @@ import tarfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
-from itertools import zip_longest
+from io import BytesIO
+from itertools import chain, zip_longest
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Protocol, cast
+from typing import IO, BinaryIO, Literal, Protocol, cast
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from transduce.errors import ConfigError, DataError, unknown_name
 from transduce.files import folder_in_use, parse_json, path_lock, read_bounded, sync
-from transduce.text.corpus import BYTE_ORDER_MARK, Line
+from transduce.text.corpus import Line, stream_lines
 
 PAUSES_S = (1.0, 5.0, 25.0)
 """Pauses in seconds before further attempts; they restart after any progress."""
@@ -302,7 +303,7 @@ ENTITY = re.compile(r"&(?:amp|lt|gt|quot|apos|#\d+|#x[\da-f]+);", re.IGNORECASE)
 WHITE_SPACE = re.compile(r"[ \t\r\n]+")
 
 
-def lines_of(archive: Path, member: str | None = None) -> Iterator[Line]:
+def lines_of(archive: Path, member: str | None) -> Iterator[Line]:
     """Yield the lines of a gzip file, or of a tar's member; `DataError` if damaged.
 
     The member's suffix tells gzip and SGML; a segment of SGML is a line.
@@ -310,7 +311,7 @@ def lines_of(archive: Path, member: str | None = None) -> Iterator[Line]:
     place = archive / member if member else archive
     try:
         with _opened(archive, member) as file:
-            yield from _numbered(place, _contents(file, place))
+            yield from stream_lines(_text_stream(file, place).readline, place)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error):
         raise DataError(
             f"{place}: the archive is damaged; delete it and run the command again."
@@ -324,11 +325,9 @@ def _opened(archive: Path, member: str | None) -> Iterator[IO[bytes]]:
     if member is None:
         with gzip.open(archive) as file:
             yield cast(IO[bytes], file)
-    elif archive.suffix == ".tar":
-        with tarfile.open(archive, "r|") as tar:
-            yield _find(tar, member, archive)
     else:
-        with tarfile.open(archive, "r|gz") as tar:
+        mode: Literal["r|", "r|gz"] = "r|" if archive.suffix == ".tar" else "r|gz"
+        with tarfile.open(archive, mode) as tar:
             yield _find(tar, member, archive)
 
 
@@ -344,11 +343,11 @@ def _find(tar: tarfile.TarFile, member: str, archive: Path) -> IO[bytes]:
     )
 
 
-def _contents(file: IO[bytes], place: Path) -> Iterable[bytes]:
+def _text_stream(file: IO[bytes], place: Path) -> IO[bytes]:
     if place.suffix == ".sgm":
-        return _segments(file.read())
+        return BytesIO(b"".join(line + b"\n" for line in _segments(file.read())))
     if place.suffix == ".gz" and not isinstance(file, gzip.GzipFile):
-        return gzip.GzipFile(fileobj=file)
+        return cast(IO[bytes], gzip.GzipFile(fileobj=file))
     return file
 
 
@@ -359,14 +358,6 @@ def _segments(sgml: bytes) -> Iterator[bytes]:
         decoded = ENTITY.sub(lambda entity: html.unescape(entity[0]), segment)
         line = WHITE_SPACE.sub(" ", decoded).strip(" ")
         yield line.encode("utf-8", "surrogateescape")
-
-
-def _numbered(place: Path, contents: Iterable[bytes]) -> Iterator[Line]:
-    for number, content in enumerate(contents, start=1):
-        if number == 1:
-            content = content.removeprefix(BYTE_ORDER_MARK)
-        content = content.removesuffix(b"\n").removesuffix(b"\r")
-        yield Line(path=place, number=number, content=content)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -433,19 +424,6 @@ def _members(file: RemoteFile, *members: str) -> Part:
     return tuple(Text(file=file, member=member) for member in members)
 
 
-def _caption(name: str, **md5: str) -> tuple[Part, ...]:
-    folder = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
-    part = (
-        Text(
-            file=RemoteFile(
-                url=f"{folder}/{name}.{language}.gz", checksum=f"md5:{digest}"
-            )
-        )
-        for language, digest in md5.items()
-    )
-    return (tuple(part),)
-
-
 EUROPARL = RemoteFile(
     url="https://www.statmt.org/wmt13/training-parallel-europarl-v7.tgz",
     size_bytes=657_632_379,
@@ -484,34 +462,20 @@ WMT14_TERMS = (
     "https://www.statmt.org/wmt14/translation-task.html"
 )
 
-NAMED_CORPORA = {
-    # About 4.5 million pairs.
-    "wmt14-en-de": NamedCorpus(
-        name="wmt14-en-de",
-        languages=("en", "de"),
-        train=Split(
-            name="train",
-            parts=(
-                _members(
-                    EUROPARL,
-                    "training/europarl-v7.de-en.en",
-                    "training/europarl-v7.de-en.de",
-                ),
-                _members(COMMON_CRAWL, "commoncrawl.de-en.en", "commoncrawl.de-en.de"),
-                _members(
-                    NEWS_COMMENTARY,
-                    "training/news-commentary-v9.de-en.en",
-                    "training/news-commentary-v9.de-en.de",
-                ),
-            ),
-        ),
+
+def _wmt14(target: str, preset: str, *training: Part) -> NamedCorpus:
+    """Return a corpus of WMT 2014 from English, with the parts of its training text."""
+    return NamedCorpus(
+        name=f"wmt14-en-{target}",
+        languages=("en", target),
+        train=Split(name="train", parts=training),
         dev=Split(
             name="newstest2013",
             parts=(
                 _members(
                     NEWSTEST_2013,
                     "test/newstest2013-src.en.sgm",
-                    "test/newstest2013-src.de.sgm",
+                    f"test/newstest2013-src.{target}.sgm",
                 ),
             ),
             num_pairs=3_000,
@@ -522,128 +486,104 @@ NAMED_CORPORA = {
                 parts=(
                     _members(
                         NEWSTEST_2014,
-                        "test-full/newstest2014-deen-src.en.sgm",
-                        "test-full/newstest2014-deen-ref.de.sgm",
+                        f"test-full/newstest2014-{target}en-src.en.sgm",
+                        f"test-full/newstest2014-{target}en-ref.{target}.sgm",
                     ),
                 ),
                 num_pairs=3_003,
             ),
         ),
-        preset="base",
+        preset=preset,
         terms=WMT14_TERMS,
+    )
+
+
+def _multi30k(name: str, num_pairs: int, **md5: str) -> Split:
+    """Return a split of Multi30k, with the checksum of each language's file."""
+    folder = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw"
+    files = (
+        RemoteFile(url=f"{folder}/{name}.{language}.gz", checksum=f"md5:{digest}")
+        for language, digest in md5.items()
+    )
+    part = tuple(Text(file=file) for file in files)
+    return Split(name=name, parts=(part,), num_pairs=num_pairs)
+
+
+NAMED_CORPORA = {
+    # About 4.5 million pairs.
+    "wmt14-en-de": _wmt14(
+        "de",
+        "base",
+        _members(
+            EUROPARL, "training/europarl-v7.de-en.en", "training/europarl-v7.de-en.de"
+        ),
+        _members(COMMON_CRAWL, "commoncrawl.de-en.en", "commoncrawl.de-en.de"),
+        _members(
+            NEWS_COMMENTARY,
+            "training/news-commentary-v9.de-en.en",
+            "training/news-commentary-v9.de-en.de",
+        ),
     ),
     # Unlike the paper: English-French has nearly 41 million pairs; the paper has 36
     # million and does not say which it omits. On by default.
-    "wmt14-en-fr": NamedCorpus(
-        name="wmt14-en-fr",
-        languages=("en", "fr"),
-        train=Split(
-            name="train",
-            parts=(
-                _members(
-                    EUROPARL,
-                    "training/europarl-v7.fr-en.en",
-                    "training/europarl-v7.fr-en.fr",
-                ),
-                _members(COMMON_CRAWL, "commoncrawl.fr-en.en", "commoncrawl.fr-en.fr"),
-                _members(
-                    UNITED_NATIONS,
-                    "un/undoc.2000.fr-en.en",
-                    "un/undoc.2000.fr-en.fr",
-                ),
-                _members(
-                    NEWS_COMMENTARY,
-                    "training/news-commentary-v9.fr-en.en",
-                    "training/news-commentary-v9.fr-en.fr",
-                ),
-                _members(
-                    GIGA_FREN,
-                    "giga-fren.release2.fixed.en.gz",
-                    "giga-fren.release2.fixed.fr.gz",
-                ),
-            ),
+    "wmt14-en-fr": _wmt14(
+        "fr",
+        "base-en-fr",
+        _members(
+            EUROPARL, "training/europarl-v7.fr-en.en", "training/europarl-v7.fr-en.fr"
         ),
-        dev=Split(
-            name="newstest2013",
-            parts=(
-                _members(
-                    NEWSTEST_2013,
-                    "test/newstest2013-src.en.sgm",
-                    "test/newstest2013-src.fr.sgm",
-                ),
-            ),
-            num_pairs=3_000,
+        _members(COMMON_CRAWL, "commoncrawl.fr-en.en", "commoncrawl.fr-en.fr"),
+        _members(UNITED_NATIONS, "un/undoc.2000.fr-en.en", "un/undoc.2000.fr-en.fr"),
+        _members(
+            NEWS_COMMENTARY,
+            "training/news-commentary-v9.fr-en.en",
+            "training/news-commentary-v9.fr-en.fr",
         ),
-        tests=(
-            Split(
-                name="newstest2014",
-                parts=(
-                    _members(
-                        NEWSTEST_2014,
-                        "test-full/newstest2014-fren-src.en.sgm",
-                        "test-full/newstest2014-fren-ref.fr.sgm",
-                    ),
-                ),
-                num_pairs=3_003,
-            ),
+        _members(
+            GIGA_FREN,
+            "giga-fren.release2.fixed.en.gz",
+            "giga-fren.release2.fixed.fr.gz",
         ),
-        preset="base-en-fr",
-        terms=WMT14_TERMS,
     ),
     # Elliott et al., 2016 and 2017.
     "multi30k": NamedCorpus(
         name="multi30k",
         languages=("en", "de", "fr"),
-        train=Split(
-            name="train",
-            parts=_caption(
-                "train",
-                en="0065d13af80720a55ca8153d126e6627",
-                de="81ff90b99829c0cd4b1b587d394afd39",
-                fr="6cb767741dcad3931f966fefbc05203f",
-            ),
+        train=_multi30k(
+            "train",
             num_pairs=29_000,
+            en="0065d13af80720a55ca8153d126e6627",
+            de="81ff90b99829c0cd4b1b587d394afd39",
+            fr="6cb767741dcad3931f966fefbc05203f",
         ),
-        dev=Split(
-            name="val",
-            parts=_caption(
-                "val",
-                en="2b69aa9253948ac9f67e94917272dd40",
-                de="6e0e229eb049e3fc99a1ef02fb2d5f91",
-                fr="93fc564584b7e5ba410c761ea5a1c682",
-            ),
+        dev=_multi30k(
+            "val",
             num_pairs=1_014,
+            en="2b69aa9253948ac9f67e94917272dd40",
+            de="6e0e229eb049e3fc99a1ef02fb2d5f91",
+            fr="93fc564584b7e5ba410c761ea5a1c682",
         ),
         tests=(
-            Split(
-                name="test_2016_flickr",
-                parts=_caption(
-                    "test_2016_flickr",
-                    en="ff2c0fcb4893a13bd73414306bc250ae",
-                    de="efd67d314d98489b716b145475101932",
-                    fr="08dc7cd4a662f31718412de95ca9bfe3",
-                ),
+            _multi30k(
+                "test_2016_flickr",
                 num_pairs=1_000,
+                en="ff2c0fcb4893a13bd73414306bc250ae",
+                de="efd67d314d98489b716b145475101932",
+                fr="08dc7cd4a662f31718412de95ca9bfe3",
             ),
-            Split(
-                name="test_2017_flickr",
-                parts=_caption(
-                    "test_2017_flickr",
-                    en="005396bac545d880abe6f00bbb7dbbb4",
-                    de="6a8d5c87f6ae19e3d35681aa6fd16571",
-                    fr="cb09af7d2b501f9112f2d6a59fa1360d",
-                ),
+            _multi30k(
+                "test_2017_flickr",
                 num_pairs=1_000,
+                en="005396bac545d880abe6f00bbb7dbbb4",
+                de="6a8d5c87f6ae19e3d35681aa6fd16571",
+                fr="cb09af7d2b501f9112f2d6a59fa1360d",
             ),
-            Split(
-                name="test_2017_mscoco",
-                parts=_caption(
-                    "test_2017_mscoco",
-                    en="a7b684e0edbef1d4a23660c8e8e743fd",
-                    de="e8cd6ec2bc8a11fc846fa48a46e3d0bb",
-                    fr="4995d10954a804d3cdfd907b9fd093e8",
-                ),
+            _multi30k(
+                "test_2017_mscoco",
                 num_pairs=461,
+                en="a7b684e0edbef1d4a23660c8e8e743fd",
+                de="e8cd6ec2bc8a11fc846fa48a46e3d0bb",
+                fr="4995d10954a804d3cdfd907b9fd093e8",
             ),
         ),
         preset="multi30k",
@@ -823,11 +763,13 @@ def _write_split(
     with ExitStack() as stack:
         paths = [_path(new, split, language) for language in corpus.languages]
         files = [stack.enter_context(path.open("wb")) for path in paths]
-        for number, lines in enumerate(_rows(split, downloads), start=1):
+        rows = chain.from_iterable(_rows(part, downloads) for part in split.parts)
+        for number, lines in enumerate(rows, start=1):
             fault = _fault(lines) if is_training else None
             tally[fault or "none"] += 1
             if fault is None:
-                _write(files, lines)
+                for file, line in zip(files, lines, strict=True):
+                    file.write(line.text().encode("utf-8") + b"\n")
             if number % REPORT_LINES == 0:
                 observer.assembled(split.name, number)
     counts = SplitCounts(
@@ -841,18 +783,7 @@ def _write_split(
     return counts
 
 
-def _write(files: Sequence[BinaryIO], lines: Sequence[Line]) -> None:
-    """Add a line to each file; `DataError` if one is not text."""
-    for file, line in zip(files, lines, strict=True):
-        file.write(line.text().encode("utf-8") + b"\n")
-
-
-def _rows(split: Split, downloads: Path) -> Iterator[list[Line]]:
-    for part in split.parts:
-        yield from _rows_of_part(part, downloads)
-
-
-def _rows_of_part(part: Part, downloads: Path) -> Iterator[list[Line]]:
+def _rows(part: Part, downloads: Path) -> Iterator[list[Line]]:
     texts = [lines_of(downloads / text.file.name, text.member) for text in part]
     for number, row in enumerate(zip_longest(*texts), start=1):
         lines = [line for line in row if line is not None]

@@ -113,7 +113,7 @@ def read_lines(path: Path) -> Iterator[Line]:
             _require_no_archive(beginning, path)
             is_gzip = beginning.startswith(GZIP_MAGIC)
             stream = gzip.GzipFile(fileobj=file) if is_gzip else file
-            yield from _lines(stream.readline, path)
+            yield from stream_lines(stream.readline, path)
     except (gzip.BadGzipFile, EOFError, zlib.error):
         raise DataError(
             f"{path}: the gzip file is damaged or cut short; fetch it again."
@@ -250,7 +250,8 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         file.writelines(line + "\n" for line in lines)
 
 
-def _lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
+def stream_lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
+    """Yield the lines of a stream, which `readline` reads up to a number of bytes."""
     limit = MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n")
     read = partial(readline, limit)
     for number, part in enumerate(iter(read, b""), start=1):
