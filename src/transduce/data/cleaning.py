@@ -34,6 +34,7 @@ from transduce.data.cleaning_rules import (
 )
 from transduce.data.corpus_files import (
     CorpusFiles,
+    empty_corpus,
     pair_digests,
     require_files,
     text_digest,
@@ -230,7 +231,7 @@ def clean_corpus(
     pairs = file_pairs(files, languages)
     require_files((*files.source, *files.target, *files.dev_source))
     _require_distinct_names((*files.source, *files.target))
-    before = _states((*files.source, *files.target))
+    before = {path: _state(path) for path in (*files.source, *files.target)}
     dev_sources = frozenset(map(text_digest, read_text(files.dev_source)))
     judge = _ChunkJudge(config, pairs, dev_sources)
     with (
@@ -379,10 +380,7 @@ class _Corpus:
         self.starts = np.cumsum([0, *totals])
         self.num_pairs = int(self.starts[-1])
         if not self.num_pairs:
-            raise DataError(
-                f"{files[0].source}: a corpus must have at least one line, but is "
-                "empty."
-            )
+            raise empty_corpus(files[0].source)
         self.codes: UInt8[np.ndarray, " pairs"] = self._array("codes", "u1")
         self.lengths: Integer[np.ndarray, "pairs 2"] = self._array("lengths", "<u4", 2)
         # Written, not only made longer: on a full disk, a process that fills a hole
@@ -454,12 +452,8 @@ def _require_distinct_names(paths: Iterable[Path]) -> None:
         names.add(path.name)
 
 
-def _states(paths: Iterable[Path]) -> dict[Path, tuple[int, int] | None]:
-    """Size and time of change of each file; None for a missing one."""
-    return {path: _state(path) for path in paths}
-
-
 def _state(path: Path) -> tuple[int, int] | None:
+    """Return size and time of change of a file; None for a missing one."""
     try:
         status = path.stat()
     except OSError:

@@ -425,16 +425,11 @@ class PairRules:
 
 def text_fault(content: bytes) -> str:
     """Describe why a line is not text: by its length, its encoding, or its first
-    invalid byte."""
+    invalid byte, whose position counts from 1."""
     if len(content) > MAX_LINE_BYTES:
         return f"more than {MAX_LINE_BYTES:,} bytes"
     if b"\0" not in content and is_iso_2022(content):
         return "in ISO-2022"
-    return invalid_byte(content)
-
-
-def invalid_byte(content: bytes) -> str:
-    """Describe the first invalid byte of a line; positions count from 1."""
     valid, *_ = NOT_TEXT.split(content.decode("utf-8", "surrogateescape"), maxsplit=1)
     offset = len(valid.encode("utf-8"))
     return f"byte {offset + 1} is 0x{content[offset]:02x}"

@@ -30,6 +30,7 @@ from transduce.text.corpus import (
     STANDARD_INPUT,
     SentencePair,
     aligned_lines,
+    read_pairs,
     read_text,
     require_text,
 )
@@ -278,21 +279,16 @@ def paths_of(key: str, files: Files) -> tuple[Path, ...]:
         return ()
     if isinstance(files, str | PathLike):
         files = (files,)
-    return tuple(path_of(key, each) for each in _listed(key, files))
-
-
-def _listed(key: str, files: object) -> list[str | PathLike[str]]:
-    """Return files in their order; sets and mappings, which have none, are refused."""
-    several: list[Any] = [None]
-    if isinstance(files, Iterable) and not isinstance(
+    # Sets and mappings have no order.
+    is_ordered = isinstance(files, Iterable) and not isinstance(
         files, Mapping | set | frozenset | bytes | bytearray
-    ):
-        several = list(files)
+    )
+    several: list[Any] = list(files) if is_ordered else [None]
     if not all(isinstance(each, str | PathLike) for each in several):
         raise ConfigError(
             f"`{key}` must be one path or a list of paths, but is {shown(files)}."
         )
-    return several
+    return tuple(path_of(key, each) for each in several)
 
 
 def require_files(paths: Collection[Path], what: str = "a corpus") -> None:
@@ -335,7 +331,7 @@ def read_corpora(
         deque(statistics.pairs(source, target), maxlen=0)
         sizes.append(statistics.num_pairs - before)
         if not sizes[-1]:
-            raise _empty(source[0])
+            raise empty_corpus(source[0])
     return statistics, tuple(sizes)
 
 
@@ -352,11 +348,12 @@ def digest_of(source: Sequence[Path], target: Sequence[Path]) -> str:
             line.text()  # a fault in it is an error
             lines.update(line.content + b"\n")
     if is_empty:
-        raise _empty(source[0])
+        raise empty_corpus(source[0])
     return lines.hexdigest()
 
 
-def _empty(path: Path) -> DataError:
+def empty_corpus(path: Path) -> DataError:
+    """Return the error for a corpus without lines, whose first file is `path`."""
     return DataError(f"{path}: a corpus must have at least one line, but is empty.")
 
 
@@ -583,19 +580,20 @@ def write_split(
             ]
             for sides in outputs
         ]
-        for line, translation in _text_pairs(source, target):
-            part = choice.part_of(line)
+        for pair in read_pairs(source, target):
+            part = choice.part_of(pair.source)
             if part is not None:
-                key = normalize(line)
-                if key in written or not translation.strip():
+                key = normalize(pair.source)
+                if key in written or not pair.target.strip():
                     continue
                 written.add(key)
             number = 0 if part is None else part + 1
             if number >= len(outputs):
                 continue
             counts[number] += 1
-            for file, text in zip(files[number], (line, translation), strict=True):
-                file.write(text + "\n")
+            source_file, target_file = files[number]
+            source_file.write(pair.source + "\n")
+            target_file.write(pair.target + "\n")
     return counts
 
 
@@ -624,20 +622,13 @@ def require_choice(
     return choice
 
 
-def _text_pairs(
-    source: Sequence[Path], target: Sequence[Path]
-) -> Iterator[tuple[str, str]]:
-    for source_line, target_line in aligned_lines(source, target):
-        yield source_line.text(), target_line.text()
-
-
 def _translated_sources(
     source: Sequence[Path], target: Sequence[Path]
 ) -> Iterator[str]:
     """Yield the source of each pair; blank, so that it is not held out, if it has no
     translation."""
-    for line, translation in _text_pairs(source, target):
-        yield line if translation.strip() else ""
+    for pair in read_pairs(source, target):
+        yield pair.source if pair.target.strip() else ""
 
 
 DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)

@@ -8,7 +8,7 @@ same. `Batcher` draws the pairs of an epoch (`draw`), sorts them into batches, a
 these into the order of `in_even_order`.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -171,21 +171,32 @@ def require_mixture(
             f"{LIST_CORPORA}."
         )
     names = [corpus.name for corpus in corpora]
-    for message in (
-        *_contradictions_of_stages(stages, names),
-        *_contradictions_of_corpora(corpora, stages, names),
-    ):
-        raise ConfigError(message)
+    _require_known_weights(stages, names)
+    _require_weighted_corpora(corpora, stages, names)
     if stages:
         _require_steps(stages, num_steps)
 
 
-def _contradictions_of_corpora(
+def _require_known_weights(stages: Sequence[StageConfig], names: list[str]) -> None:
+    for number, stage in enumerate(stages, start=1):
+        for name in stage.weights:
+            if name not in names:
+                raise ConfigError(
+                    f"Stage {number} has a weight for the corpus {name}, which is not "
+                    f"among the corpora: {', '.join(names)}."
+                )
+        if stage.steps is None and number < len(stages):
+            raise ConfigError(
+                f"`steps` of stage {number} must be given, as another stage follows."
+            )
+
+
+def _require_weighted_corpora(
     corpora: Sequence[CorpusConfig], stages: Sequence[StageConfig], names: list[str]
-) -> Iterator[str]:
+) -> None:
     for name in names:
         if names.count(name) > 1:
-            yield (
+            raise ConfigError(
                 f"Each corpus must have a name of its own, but {names.count(name)} are "
                 f"named {name}; give several files of one corpus as a list in "
                 "`corpora`."
@@ -193,30 +204,16 @@ def _contradictions_of_corpora(
     given = [corpus.weight is not None for corpus in corpora]
     needed = not stages or not all(stage.weights for stage in stages)
     if needed and any(given) and not all(given):
-        yield (
+        raise ConfigError(
             "All corpora must have a weight, or none, but "
             f"{names[given.index(False)]} has none; add it."
         )
     for name in names:
         if stages and not any(name in (each.weights or names) for each in stages):
-            yield (
+            raise ConfigError(
                 f"Each corpus must be in a stage, but {name} is in none; add it to the "
                 "`weights` of a stage, or leave the corpus out."
             )
-
-
-def _contradictions_of_stages(
-    stages: Sequence[StageConfig], names: list[str]
-) -> Iterator[str]:
-    for number, stage in enumerate(stages, start=1):
-        for name in stage.weights:
-            if name not in names:
-                yield (
-                    f"Stage {number} has a weight for the corpus {name}, which is not "
-                    f"among the corpora: {', '.join(names)}."
-                )
-        if stage.steps is None and number < len(stages):
-            yield f"`steps` of stage {number} must be given, as another stage follows."
 
 
 def _require_steps(stages: Sequence[StageConfig], num_steps: int) -> None:

@@ -424,31 +424,19 @@ def encoder_of(
     The corpus is that of a mixture, or None. Raises `ConfigError` if the tokenizer
     lacks its tag, and `RequestError` if it lacks that of the target language.
     """
-    return PairEncoder(
-        tokenizer=tokenizer,
-        tag=None if corpus is None else _tag_id(tokenizer, corpus),
-        language=_language_id(tokenizer, language),
-    )
-
-
-def _tag_id(tokenizer: Tokenizer, corpus: CorpusConfig) -> int | None:
-    """Return the id of the tag of a corpus; `ConfigError` if it is missing."""
-    if corpus.tag is None:
-        return None
-    if (found := tokenizer.tag_id(corpus.tag)) is None:
-        raise ConfigError(
-            f"The tag {corpus.tag} of corpus {corpus.name} must be a token of the "
-            "model to start from, but its tokenizer lacks it; leave the tag out, or "
-            "train a new model."
-        )
-    return found
-
-
-def _language_id(tokenizer: Tokenizer, language: str | None) -> int | None:
-    """Return the id of a target language's tag; `RequestError` if it is missing."""
-    if language is None:
-        return None
-    return tokenizer.tag_id(find_language_tag(language, tokenizer.language_tags))
+    tag = language_tag = None
+    if corpus is not None and corpus.tag is not None:
+        tag = tokenizer.tag_id(corpus.tag)
+        if tag is None:
+            raise ConfigError(
+                f"The tag {corpus.tag} of corpus {corpus.name} must be a token of the "
+                "model to start from, but its tokenizer lacks it; leave the tag out, "
+                "or train a new model."
+            )
+    if language is not None:
+        found = find_language_tag(language, tokenizer.language_tags)
+        language_tag = tokenizer.tag_id(found)
+    return PairEncoder(tokenizer=tokenizer, tag=tag, language=language_tag)
 
 
 def _make(files: CorpusFiles, inputs: _Inputs, folder: Path) -> PreparedCorpus:

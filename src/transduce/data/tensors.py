@@ -1,6 +1,6 @@
 """Batches as tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,26 +22,21 @@ class Batch:
 
     def pinned(self) -> "Batch":
         """Return the batch in pinned memory, from which a GPU copies asynchronously."""
-        return Batch(
-            source=self.source.pin_memory(),
-            target_in=self.target_in.pin_memory(),
-            target_out=self.target_out.pin_memory(),
-        )
+        return self._with(Tensor.pin_memory)
 
     def to(self, device: torch.device) -> "Batch":
         """Return the batch on a device."""
-        return Batch(
-            source=self.source.to(device, non_blocking=True),
-            target_in=self.target_in.to(device, non_blocking=True),
-            target_out=self.target_out.to(device, non_blocking=True),
-        )
+        return self._with(lambda each: each.to(device, non_blocking=True))
 
     def repeated(self, number: int) -> "Batch":
         """Return all pairs `number` times, one copy of the batch after another."""
+        return self._with(lambda each: each.repeat(number, 1))
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(
-            source=self.source.repeat(number, 1),
-            target_in=self.target_in.repeat(number, 1),
-            target_out=self.target_out.repeat(number, 1),
+            source=change(self.source),
+            target_in=change(self.target_in),
+            target_out=change(self.target_out),
         )
 
     def packed(self) -> "PackedBatch":
