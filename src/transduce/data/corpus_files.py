@@ -279,16 +279,21 @@ def paths_of(key: str, files: Files) -> tuple[Path, ...]:
         return ()
     if isinstance(files, str | PathLike):
         files = (files,)
-    # Sets and mappings have no order.
-    is_ordered = isinstance(files, Iterable) and not isinstance(
+    return tuple(path_of(key, each) for each in _listed(key, files))
+
+
+def _listed(key: str, files: object) -> list[str | PathLike[str]]:
+    """Return files in their order; sets and mappings, which have none, are refused."""
+    several: list[Any] = [None]
+    if isinstance(files, Iterable) and not isinstance(
         files, Mapping | set | frozenset | bytes | bytearray
-    )
-    several: list[Any] = list(files) if is_ordered else [None]
+    ):
+        several = list(files)
     if not all(isinstance(each, str | PathLike) for each in several):
         raise ConfigError(
             f"`{key}` must be one path or a list of paths, but is {shown(files)}."
         )
-    return tuple(path_of(key, each) for each in several)
+    return several
 
 
 def require_files(paths: Collection[Path], what: str = "a corpus") -> None:

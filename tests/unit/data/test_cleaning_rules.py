@@ -12,8 +12,8 @@ from transduce.data.cleaning_rules import (
     CleaningConfig,
     PairRules,
     SideText,
-    invalid_byte,
     longest_loop,
+    text_fault,
 )
 from transduce.errors import ConfigError
 from transduce.settings import apply_assignments
@@ -400,7 +400,7 @@ def test_any_two_lines_are_judged(source: bytes, target: bytes) -> None:
         assert target.decode().split()
     if NAMES[found.code] == "not-text":
         side = source if found.detail.startswith("source") else target
-        assert found.detail.endswith(invalid_byte(side))
+        assert found.detail.endswith(text_fault(side))
 
 
 @given(st.text(alphabet="aé 1.,<>&;:/@漢\u0301", max_size=80), st.text(max_size=80))

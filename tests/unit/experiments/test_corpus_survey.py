@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from transduce.data.cleaning_rules import invalid_byte
+from transduce.data.cleaning_rules import text_fault
 from transduce.data.prepared_corpus import PairEncoder, learning_texts
 from transduce.errors import DataError
 from transduce.experiments.corpus_survey import (
@@ -46,7 +46,7 @@ def test_the_invalid_byte_is_the_one_that_training_names(before, after):
     content = before + b"\xff" + after
     with pytest.raises(DataError) as refusal:
         Line(path=Path("text"), number=1, content=content).text()
-    named = invalid_byte(content).replace("is", "of this one is")
+    named = text_fault(content).replace("is", "of this one is")
     assert named in str(refusal.value)
 
 
@@ -56,7 +56,7 @@ def test_the_invalid_byte_is_the_one_that_training_names(before, after):
      (b"a\xff\0", "byte 2 is 0xff"), ("ü\0".encode(), "byte 3 is 0x00")],
 )  # fmt: skip
 def test_the_first_of_invalid_and_nul_bytes_is_named(content, named):
-    assert invalid_byte(content) == named
+    assert text_fault(content) == named
 
 
 def test_a_tokenizer_is_learned_from_valid_pairs_only(tmp_path):
