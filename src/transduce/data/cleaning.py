@@ -55,6 +55,7 @@ from transduce.text.corpus import (
     MAX_LINE_BYTES,
     Line,
     aligned_lines,
+    full_windows,
     read_text,
 )
 from transduce.text.languages import LanguagesConfig, guess
@@ -686,7 +687,7 @@ def _write_scores(corpus: _Corpus, scoring: Scoring, on_pairs: OnPairs) -> None:
             for row, pair in enumerate(corpus.pairs())
             if pair.code == 0
         )
-        while window := list(islice(texts, SCORED_PAIRS)):
+        for window in full_windows(texts, SCORED_PAIRS):
             rows, sources, targets = zip(*window, strict=True)
             scores = np.empty(len(rows), SCORE)
             scores["row"] = rows

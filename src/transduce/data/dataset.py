@@ -6,7 +6,7 @@ padded (`load`), or one after the other without padding (`load_packed`).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from jaxtyping import Integer
 
 from transduce.errors import DataError
 from transduce.files import access_errors, require_file
+from transduce.text.corpus import full_windows
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 if TYPE_CHECKING:
@@ -169,8 +170,7 @@ def write_dataset(pairs: Iterable[EncodedPair], folder: Path) -> Dataset:
         _SideWriter(folder, "source") as source,
         _SideWriter(folder, "target") as target,
     ):
-        stream = iter(pairs)
-        while chunk := list(islice(stream, CHUNK_PAIRS)):
+        for chunk in full_windows(pairs, CHUNK_PAIRS):
             source.write([pair.source for pair in chunk])
             target.write([pair.target for pair in chunk])
     return open_dataset(folder)

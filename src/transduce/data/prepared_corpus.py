@@ -50,7 +50,12 @@ from transduce.text.alignment import (
     WordDictionary,
     learn_dictionary,
 )
-from transduce.text.corpus import SentencePair, read_pairs, write_lines
+from transduce.text.corpus import (
+    SentencePair,
+    full_windows,
+    read_pairs,
+    write_lines,
+)
 from transduce.text.tokenizer import (
     LEARNING_CHARACTERS,
     TOKENIZER_FILE,
@@ -160,10 +165,9 @@ def encode_pairs(
     pairs: Iterable[SentencePair], encoder: PairEncoder
 ) -> Iterator[EncodedPair]:
     """Yield the pairs as ids in order, encoded a few chunks ahead."""
-    stream = iter(pairs)
     with ThreadPoolExecutor(CHUNKS_AHEAD) as threads:
         ahead: deque[Future[list[EncodedPair]]] = deque()
-        while chunk := list(islice(stream, CHUNK_PAIRS)):
+        for chunk in full_windows(pairs, CHUNK_PAIRS):
             ahead.append(threads.submit(encoder.encode, chunk))
             if len(ahead) > CHUNKS_AHEAD:
                 yield from ahead.popleft().result()

@@ -179,12 +179,9 @@ def _spec(checkpoint: Checkpoint, pieces: list[str]) -> TransformerSpec:
     _fill_stack(spec.encoder, weights, "encoder")
     _fill_stack(spec.decoder, weights, "decoder")
     source, target, output = embedding_names(checkpoint)
-    arrays = {
-        name: weights[f"{name}.weight"].numpy() for name in {source, target, output}
-    }
-    spec.encoder.embeddings[0].weight = arrays[source]
-    spec.decoder.embeddings.weight = arrays[target]
-    spec.decoder.projection.weight = arrays[output]
+    spec.encoder.embeddings[0].weight = weights[f"{source}.weight"].numpy()
+    spec.decoder.embeddings.weight = weights[f"{target}.weight"].numpy()
+    spec.decoder.projection.weight = weights[f"{output}.weight"].numpy()
     if config.output_bias:
         spec.decoder.projection.bias = weights[f"{output}.bias"].numpy()
     positions = _positions(checkpoint).numpy()
