@@ -105,6 +105,12 @@ def _no_whole_number(token: Token) -> CoercionError:
     return CoercionError(token=token, target_type=int)
 
 
+DEFAULT_PARAMETER = Parameter(
+    converter=_converted, negative_bool=(), negative_iterable=(), consume_multiple=1
+)
+"""Options have no opposites such as --no-force, and lists take several values."""
+
+
 GROUPS = {
     "Train": {
         "quickstart": "Train, average, translate and score on the built-in corpus.",
@@ -229,7 +235,7 @@ def command_line(described_commands: Collection[str] = ()) -> App:
         help_format="plaintext",
         help_formatter=PLAIN_HELP,
         group_parameters=options_group,
-        default_parameter=Parameter(converter=_converted, negative_iterable=()),
+        default_parameter=DEFAULT_PARAMETER,
     )
 
     for title, commands in GROUPS.items():
@@ -629,10 +635,13 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
 
 def _options(error: CycloptsError) -> set[str]:
     """Return the names of all options of the command of a mistake."""
-    arguments = error.app.assemble_argument_collection() if error.app else ()
+    if error.app is None:
+        return set()
     return {
         name
-        for argument in arguments
+        for argument in error.app.assemble_argument_collection(
+            default_parameter=DEFAULT_PARAMETER
+        )
         for name in (*argument.names, *argument.negatives)
         if name.startswith("-")
     }

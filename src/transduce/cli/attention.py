@@ -2,9 +2,8 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
 from matplotlib.figure import Figure
 
 from transduce.analysis.figures import (
@@ -23,8 +22,6 @@ from transduce.analysis.sentence_attention import (
 )
 from transduce.cli.files import (
     STANDARD_OUTPUT,
-    Flag,
-    Force,
     require_new,
     require_one_standard_output,
     writer,
@@ -39,7 +36,6 @@ from transduce.model.config import AttentionKind
 from transduce.report.chart import advice, fonts_for
 
 View = Literal["lines", "maps", "overview"]
-Heads = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
 
 
 def attention(
@@ -50,12 +46,12 @@ def attention(
     target: str | None = None,
     out: Path | None = None,
     figure: Path | None = None,
-    json: Flag = False,
-    force: Force = False,
+    json: bool = False,
+    force: bool = False,
     view: View = "lines",
     kind: AttentionKind = "encoder-decoder",
     layer: int | None = None,
-    heads: Heads = (),
+    heads: tuple[int, ...] = (),
     token: str | None = None,
     granularity: Granularity = "words",
     beam_size: int | None = None,

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
-from transduce.cli.files import Force
 from transduce.cli.terminal import warn
 from transduce.errors import CheckpointError, ConfigError, counted
 from transduce.experiments.run_folder import is_run, settings_of
@@ -26,7 +25,7 @@ def average(
     /,
     *more: Path,
     out: Path,
-    force: Force = False,
+    force: bool = False,
     last: int | None = None,
 ) -> None:
     """Average the weights of checkpoints of one run (section 6.1).

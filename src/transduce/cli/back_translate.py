@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transduce.cli.files import Files, Flag, Force
+from transduce.cli.files import Files
 from transduce.cli.help import option_name
 from transduce.cli.resumable_output import OutputKeptError
 from transduce.cli.terminal import (
@@ -40,8 +40,8 @@ def back_translate(
     target_language: str | None = None,
     input: Files,
     out: Path,
-    force: Force = False,
-    sampling: Flag = False,
+    force: bool = False,
+    sampling: bool = False,
     temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,

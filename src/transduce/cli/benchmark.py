@@ -3,9 +3,6 @@
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from transduce.benchmark.training import (
     WARM_UP_ROUNDS,
@@ -14,7 +11,7 @@ from transduce.benchmark.training import (
 )
 from transduce.checkpoint import load_model
 from transduce.cli.options import Assignments, require_distinct, run_config
-from transduce.cli.terminal import error_console, print_json
+from transduce.cli.terminal import Json, error_console, print_json
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError, RequestError
 from transduce.grammar.corpus import Grammar
@@ -24,11 +21,6 @@ from transduce.text.corpus import read_text
 PRESET = "base"
 NUM_SENTENCES = 2_000
 """Number of sentences of the built-in corpus."""
-Sizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
-Names = Annotated[
-    tuple[str, ...],
-    Parameter(consume_multiple=1, negative="", show_default=False),
-]
 
 
 def training(
@@ -38,8 +30,8 @@ def training(
     device: str = "auto",
     precision: Precision = "auto",
     rounds: int = 5,
-    plain_peers: Annotated[bool, Parameter(negative="")] = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    plain_peers: bool = False,
+    json_output: Json = False,
 ) -> None:
     """Measure speed and memory of training beside other libraries.
 
@@ -97,13 +89,13 @@ def decoding(
     preset: str = PRESET,
     settings: Assignments = (),
     input: Path | None = None,
-    batch_sizes: Sizes = (1, 32, 128),
-    beam_sizes: Sizes = (1, 4),
+    batch_sizes: tuple[int, ...] = (1, 32, 128),
+    beam_sizes: tuple[int, ...] = (1, 4),
     length: int | None = None,
-    systems: Names = (),
+    systems: tuple[str, ...] = (),
     rounds: int = 3,
     device: str = "auto",
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    json_output: Json = False,
 ) -> None:
     """Measure speed and memory of decoding beside other libraries.
 

@@ -5,22 +5,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import fill
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
 from transduce.cli.files import Files
 from transduce.cli.options import (
     Assignments,
-    CorpusWords,
     corpora_of,
     required_files,
     run_config,
     text_files,
 )
-from transduce.cli.terminal import BoundedConsole, error_console, print_json, program
+from transduce.cli.terminal import (
+    BoundedConsole,
+    Json,
+    error_console,
+    print_json,
+    program,
+)
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.corpus_mixture import with_target_languages
 from transduce.data.treebank import TreebankFiles
@@ -76,11 +80,11 @@ def check(
     dev_target: Files = (),
     trees: Files = (),
     dev_trees: Files = (),
-    corpus: CorpusWords = (),
+    corpus: tuple[str, ...] = (),
     preset: str | None = None,
     config: Path | None = None,
     settings: Assignments = (),
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    json_output: Json = False,
 ) -> None:
     """Report on a parallel corpus, or on treebanks, before training.
 

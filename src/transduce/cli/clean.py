@@ -3,15 +3,13 @@
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
 from rich.status import Status
 
 from transduce.cli.check import train_command
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files
 from transduce.cli.options import Assignments, text_files
-from transduce.cli.terminal import error_console, print_json
+from transduce.cli.terminal import Json, error_console, print_json
 from transduce.data.cleaning import DROPPED_FILE, CleaningReport
 from transduce.data.cleaning_rules import RULES, CleaningConfig, require_rule
 from transduce.data.corpus_files import CorpusFiles
@@ -28,18 +26,15 @@ def clean(
     dev_source: Files = (),
     source_language: str | None = None,
     target_language: str | None = None,
-    off: Annotated[
-        tuple[str, ...],
-        Parameter(consume_multiple=1, negative="", show_default=False),
-    ] = (),
+    off: tuple[str, ...] = (),
     settings: Assignments = (),
     model: Path | None = None,
     reverse_model: Path | None = None,
     worst: float | None = None,
     device: str = "auto",
     processes: int | None = None,
-    force: Force = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    force: bool = False,
+    json_output: Json = False,
 ) -> None:
     """Write the good pairs of a parallel corpus, and the others with reasons.
 

@@ -12,13 +12,11 @@ from cyclopts import Parameter
 
 from transduce.cli.files import (
     STANDARD_OUTPUT,
-    Force,
-    Json,
     require_new,
     require_one_standard_output,
     writer,
 )
-from transduce.cli.terminal import error_console, print_json, table_console
+from transduce.cli.terminal import Json, error_console, print_json, table_console
 from transduce.errors import ConfigError, DataError, counted
 from transduce.metrics.comparison import (
     SIGNIFICANT_P,
@@ -66,7 +64,7 @@ EXAMPLE_COLUMNS = (
 
 def compare(
     *systems: Path,
-    reference: Annotated[tuple[Path, ...], Parameter(negative="")],
+    reference: Annotated[tuple[Path, ...], Parameter(consume_multiple=False)],
     source: Path | None = None,
     train: Path | None = None,
     tokenize: Tokenize = "auto",
@@ -76,7 +74,7 @@ def compare(
     shuffles: int = 10_000,
     seed: int = 12345,
     html: Path | None = None,
-    force: Force = False,
+    force: bool = False,
     json_output: Json = False,
 ) -> None:
     """Compare systems' translations with those of the first, the baseline.

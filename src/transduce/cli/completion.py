@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from transduce.cli import ALL_COMMANDS, command_line
-from transduce.cli.files import Force, require_new, writer
+from transduce.cli.files import require_new, writer
 from transduce.errors import ConfigError
 
 Shell = Literal["bash", "zsh", "fish"]
@@ -20,7 +20,7 @@ LOADED_BY_ZSH = (
 
 
 def install_completion(
-    *, shell: Shell | None = None, output: Path | None = None, force: Force = False
+    *, shell: Shell | None = None, output: Path | None = None, force: bool = False
 ) -> None:
     """Complete commands and options in the shell by the Tab key.
 

@@ -3,9 +3,6 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from transduce.cli.back_translate import (
     LineProgress,
@@ -13,7 +10,7 @@ from transduce.cli.back_translate import (
     describe_pairs,
     kept_if_interrupted,
 )
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files
 from transduce.cli.options import (
     Assignments,
     changed_by_options,
@@ -40,12 +37,6 @@ from transduce.report.terminal import show
 from transduce.search_config import SearchConfig
 from transduce.training.trainer import TrainingStoppedError
 
-Tests = Annotated[
-    tuple[tuple[Path, Path], ...],
-    Parameter(consume_multiple=1, negative="", show_default=False),
-]
-Teachers = Annotated[tuple[Path, ...], Parameter(show_default=False)]
-
 
 def distill(
     *teachers: Path,
@@ -55,7 +46,7 @@ def distill(
     target_language: str | None = None,
     dev_source: Files = (),
     dev_target: Files = (),
-    test: Tests = (),
+    test: tuple[tuple[Path, Path], ...] = (),
     preset: str = STUDENT_TINY,
     config: Path | None = None,
     settings: Assignments = (),
@@ -64,7 +55,7 @@ def distill(
     num_best: int | None = None,
     max_ratio: float = MAX_RATIO,
     drop_worst: float = 0.0,
-    force: Force = False,
+    force: bool = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     training_precision: Precision = "auto",

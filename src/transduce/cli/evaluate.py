@@ -8,13 +8,13 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files, Flag, Json
+from transduce.cli.files import Files
 from transduce.cli.lines import (
     into_language_of,
     require_no_search,
     search_of,
 )
-from transduce.cli.terminal import print_json
+from transduce.cli.terminal import Json, print_json
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load
 from transduce.errors import ConfigError, DataError, counted, neither_or_both
@@ -54,7 +54,7 @@ def evaluate(
     tokenize: Tokenize = "auto",
     beam_size: int | None = None,
     length_penalty: float | None = None,
-    tokenized: Flag = False,
+    tokenized: bool = False,
     json_output: Json = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",

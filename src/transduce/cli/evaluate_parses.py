@@ -5,9 +5,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transduce.cli.files import Files, Flag, Json
+from transduce.cli.files import Files
 from transduce.cli.lines import require_no_search, search_of
-from transduce.cli.terminal import print_json, warn
+from transduce.cli.terminal import Json, print_json, warn
 from transduce.data.treebank import before_number, read_both, read_gold
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.parser import score_parses
@@ -31,10 +31,10 @@ def evaluate_parses(
     ensemble: Files = (),
     beam_size: int | None = None,
     length_penalty: float | None = None,
-    constrained: Flag = False,
-    normalize: Flag = False,
-    gold_tags: Flag = False,
-    allow_dropped: Flag = False,
+    constrained: bool = False,
+    normalize: bool = False,
+    gold_tags: bool = False,
+    allow_dropped: bool = False,
     json_output: Json = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from transduce.checkpoint import load_model
-from transduce.cli.files import Force
 from transduce.errors import ConfigError, RequestError, packages_for
 from transduce.files import require_new_folder
 from transduce.grammar.corpus import BUILT_IN, Grammar
@@ -31,7 +30,7 @@ def export(
     *,
     to: Target,
     out: Path,
-    force: Force = False,
+    force: bool = False,
     sample: Path | None = None,
 ) -> None:
     """Export a model to another library, and prove that the two are equal.

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from errno import EISDIR, ENOENT
 from pathlib import Path
-from typing import Annotated, TextIO
-
-from cyclopts import Parameter
+from typing import TextIO
 
 from transduce.cli.terminal import OUTPUT_DESCRIPTOR, plain_console, table_console
 from transduce.errors import OVERWRITE, ConfigError, DataError, TransduceError
@@ -24,17 +22,8 @@ from transduce.files import (
 from transduce.report.report import Report, as_page, write_markdown
 from transduce.report.terminal import show
 
-Files = Annotated[
-    tuple[Path, ...],
-    Parameter(consume_multiple=1, negative="", show_default=False),
-]
+Files = tuple[Path, ...]
 """One file or several, one after the other."""
-Flag = Annotated[bool, Parameter(negative="")]
-"""Option without a value and without a negative form."""
-Force = Flag
-"""Option to overwrite an output that exists."""
-Json = Annotated[bool, Parameter(name="--json", negative="")]
-"""Option to print JSON."""
 STANDARD_OUTPUT = Path("-")
 """File name that stands for standard output."""
 

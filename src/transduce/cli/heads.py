@@ -12,7 +12,7 @@ from transduce.analysis.grammar_heads import (
 )
 from transduce.analysis.heads import survey_heads, tree_pairs, unit_of
 from transduce.analysis.heads_report import as_report
-from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
+from transduce.cli.files import Files, finish_report, lost_if_interrupted
 from transduce.cli.lines import into_language_of
 from transduce.cli.options import require_both
 from transduce.cli.terminal import error_console
@@ -34,7 +34,7 @@ def heads(
     /,
     *,
     out: Path,
-    force: Force = False,
+    force: bool = False,
     source: Files = (),
     target: Files = (),
     trees: Files = (),

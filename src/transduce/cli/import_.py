@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from transduce.cli.export import proof_sentences
-from transduce.cli.files import Force
 from transduce.cli.terminal import warn
 from transduce.errors import packages_for
 from transduce.files import require_new_folder
@@ -16,7 +15,7 @@ def import_(
     /,
     *,
     out: Path,
-    force: Force = False,
+    force: bool = False,
     sample: Path | None = None,
     source_language: str | None = None,
     target_language: str | None = None,

@@ -18,25 +18,8 @@ from transduce.experiments.run_corpus import RunFiles
 from transduce.settings import apply_assignments, apply_file, apply_mapping
 from transduce.text.corpus import read_lines
 
-Assignments = Annotated[
-    tuple[str, ...],
-    Parameter(name="--set", consume_multiple=1, negative="", show_default=False),
-]
+Assignments = Annotated[tuple[str, ...], Parameter(name="--set")]
 """Settings as key=value."""
-CorpusWords = Annotated[
-    tuple[str, ...],
-    Parameter(name="--corpus", consume_multiple=1, negative="", show_default=False),
-]
-"""Corpora of a mixture, each as NAME SOURCE TARGET [WEIGHT] [KEY=VALUE...]."""
-
-
-DevWords = Annotated[
-    tuple[str, ...],
-    Parameter(name="--dev", consume_multiple=1, negative="", show_default=False),
-]
-"""Dev sets, each as NAME SOURCE TARGET."""
-
-
 LEFT_TO_DATA = ("model.vocab_size", "model.target_vocab_size")
 """Settings that the tokenizer and the trees determine, not the user."""
 TREE_BEGINNING = re.compile(r"\s*\((?:\s*|[^\s()]+\s+)\([^\s()]+(?:\s|$)")

@@ -3,14 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from transduce.architectures.config import num_parameters
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.settings import changed_settings
-from transduce.cli.terminal import print_json, table_console
+from transduce.cli.terminal import Json, print_json, table_console
 from transduce.experiments.presets import ADAPT, BASE, PRESETS, TABLE_3, RunConfig
 
 TRANSLATION = {
@@ -116,9 +113,7 @@ def _changes(config: RunConfig) -> str:
     )
 
 
-def presets(
-    *, json_output: Annotated[bool, Parameter(name="--json", negative="")] = False
-) -> None:
+def presets(*, json_output: Json = False) -> None:
     """List the presets: number of parameters, number of updates, and purpose.
 
     A preset holds all settings of a run. `transduce train --preset NAME` uses one;

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from transduce.cli.files import Force
 from transduce.model_folder import quantize as quantize_model
 
 
-def quantize(model: Path, /, *, out: Path, force: Force = False) -> None:
+def quantize(model: Path, /, *, out: Path, force: bool = False) -> None:
     """Write a model a quarter as large, with weights in 8 bits.
 
     Translations and scores are exactly those of the original with --precision int8,

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from transduce.cli.files import Force
 from transduce.cli.launching import naming_resume_command
 from transduce.cli.terminal import plain_console, program
 from transduce.cli.training_display import TrainingDisplay
@@ -34,7 +33,7 @@ def quickstart(
     out: Path = Path("quickstart"),
     task: Literal["translation", "parsing"] = "translation",
     pair: Pair = "en-de",
-    force: Force = False,
+    force: bool = False,
     device: str = "auto",
 ) -> None:
     """Train, average, translate and score on the built-in corpus, in minutes.

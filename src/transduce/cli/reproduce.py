@@ -24,7 +24,7 @@ from transduce.cli.experiments import (
     require_all_done,
     require_possible,
 )
-from transduce.cli.files import Files, Force, finish_report, lost_if_interrupted
+from transduce.cli.files import Files, finish_report, lost_if_interrupted
 from transduce.cli.help import option_name
 from transduce.cli.options import Assignments, changed_by_options, require_distinct
 from transduce.cli.table2 import (
@@ -81,15 +81,10 @@ VARIED = {
 }
 """Settings that the rows of `reproduce scaling` vary, and what to use instead."""
 
-Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
-Numbers = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
-Pairs = Annotated[
-    tuple[tuple[Path, Path], ...],
-    Parameter(consume_multiple=1, negative="", show_default=False),
-]
+Pairs = tuple[tuple[Path, Path], ...]
 
 
-def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
+def table1(*, out: Path, force: bool = False, max_rounds: int = 40) -> None:
     """Measure what layers cost (section 4), beside the formulas of Table 1.
 
     The measurement uses one thread of the processor for some minutes.
@@ -126,9 +121,9 @@ def table1(*, out: Path, force: Force = False, max_rounds: int = 40) -> None:
 def table2(
     *runs: Path,
     out: Path,
-    force: Force = False,
-    train: Annotated[bool, Parameter(negative="")] = False,
-    presets: Names = ("base", "big"),
+    force: bool = False,
+    train: bool = False,
+    presets: tuple[str, ...] = ("base", "big"),
     source: Files = (),
     reference: Files = (),
     target: Files = (),
@@ -136,8 +131,8 @@ def table2(
     dev_target: Files = (),
     test: Pairs = (),
     corpus: str | None = None,
-    systems: Names = (),
-    seeds: Numbers = (1,),
+    systems: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (1,),
     match: Match = "parameters",
     size: Size = "auto",
     scale: float = 1.0,
@@ -331,8 +326,8 @@ def table3(
     dev_target: Files = (),
     scale: float | None = None,
     steps: int | None = None,
-    rows: Names = (),
-    seeds: Numbers = (1,),
+    rows: tuple[str, ...] = (),
+    seeds: tuple[int, ...] = (1,),
     settings: Assignments = (),
     parallel: int | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -432,7 +427,7 @@ def table3(
 def table4(
     *,
     out: Path,
-    force: Force = False,
+    force: bool = False,
     wsj_only: Pairs = (),
     semi_supervised: Pairs = (),
     treebank: str | None = None,
@@ -491,10 +486,10 @@ def table4(
 def scaling(
     *,
     out: Path,
-    d_k: Annotated[Numbers, Parameter(name="--d-k")] = (16, 64, 256),
+    d_k: tuple[int, ...] = (16, 64, 256),
     heads: int = 1,
     steps: int = 900,
-    seeds: Numbers = (1,),
+    seeds: tuple[int, ...] = (1,),
     source: Files = (),
     target: Files = (),
     dev_source: Files = (),

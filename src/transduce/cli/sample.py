@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from transduce.cli.files import Files, Flag, Force
+from transduce.cli.files import Files
 from transduce.cli.lines import (
     OutputFormat,
     source_lines,
@@ -26,8 +26,8 @@ def sample(
     ensemble: Files = (),
     input: Path | None = None,
     output: Path | None = None,
-    force: Force = False,
-    resume: Flag = False,
+    force: bool = False,
+    resume: bool = False,
     number: int = 1,
     temperature: float = 1.0,
     top_k: int | None = None,
@@ -36,7 +36,7 @@ def sample(
     extra_length: int = 50,
     target_language: str | None = None,
     tag: str | None = None,
-    jsonl: Flag = False,
+    jsonl: bool = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,

@@ -4,7 +4,7 @@ import json
 import math
 from pathlib import Path
 
-from transduce.cli.files import Files, Flag, Force
+from transduce.cli.files import Files
 from transduce.cli.lines import (
     decoding_of,
     into_language_of,
@@ -33,11 +33,11 @@ def score(
     target: Files,
     ensemble: Files = (),
     output: Path | None = None,
-    force: Force = False,
-    resume: Flag = False,
+    force: bool = False,
+    resume: bool = False,
     target_language: str | None = None,
     tag: str | None = None,
-    jsonl: Flag = False,
+    jsonl: bool = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
 ) -> None:

@@ -19,8 +19,6 @@ from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
 from transduce.trees.linearization import SYMBOLS_FILE
 
-Names = Annotated[tuple[str, ...], Parameter(consume_multiple=1, negative="")]
-
 
 def serve(
     *models: str,
@@ -35,12 +33,12 @@ def serve(
     batch_size: int = 64,
     max_connections: int = 1000,
     client_timeout: float = 10.0,
-    allowed_hosts: Names = (),
-    cors_origins: Names = (),
-    trusted_proxies: Names = (),
+    allowed_hosts: tuple[str, ...] = (),
+    cors_origins: tuple[str, ...] = (),
+    trusted_proxies: tuple[str, ...] = (),
     device: str = "auto",
     precision: PrecisionChoice = "auto",
-    shortlist: bool | None = None,
+    shortlist: Annotated[bool | None, Parameter(negative="--no-shortlist")] = None,
     processes: int | None = None,
     no_repeat_ngram: int | None = None,
     repetition_penalty: float | None = None,

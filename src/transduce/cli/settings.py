@@ -11,13 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from textwrap import wrap
-from typing import Annotated, Any, Literal
-
-from cyclopts import Parameter
+from typing import Any, Literal
 
 from transduce.cli.help import print_entries, print_paragraph
 from transduce.cli.options import LEFT_TO_DATA
-from transduce.cli.terminal import print_json, table_console
+from transduce.cli.terminal import Json, print_json, table_console
 from transduce.errors import ConfigError
 from transduce.experiments.presets import ADAPT, FROM_MODEL, RunConfig
 from transduce.experiments.presets import preset as preset_named
@@ -206,8 +204,8 @@ def settings(
     preset: str | None = None,
     /,
     *,
-    toml: Annotated[bool, Parameter(negative="")] = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    toml: bool = False,
+    json_output: Json = False,
 ) -> None:
     """List all settings of a run: value, type, default and meaning.
 

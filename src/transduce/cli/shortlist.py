@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from transduce.cli.files import Files, Flag
+from transduce.cli.files import Files
 from transduce.cli.options import require_both
 from transduce.cli.terminal import plain_console
 from transduce.data.corpus_files import require_files
@@ -52,7 +52,7 @@ def shortlist(
     alignments: Path | None = None,
     frequent: int = 100,
     per_piece: int = 100,
-    make_default: Flag = False,
+    make_default: bool = False,
 ) -> None:
     """Count a shortlist: the target pieces among which a translation chooses.
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from transduce.cli.check import train_command
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files
 from transduce.cli.options import text_files
 from transduce.data.corpus_files import (
     CorpusFiles,
@@ -26,7 +26,7 @@ def split(
     dev: int | None = None,
     test: int | None = None,
     seed: int = 1,
-    force: Force = False,
+    force: bool = False,
 ) -> None:
     """Split a parallel corpus into training, dev and test text.
 

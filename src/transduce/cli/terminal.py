@@ -16,8 +16,9 @@ from io import TextIOWrapper
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TextIO, cast
+from typing import Annotated, Any, NoReturn, Self, TextIO, cast
 
+from cyclopts import Parameter
 from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.progress import (
     Progress,
@@ -122,6 +123,10 @@ def table_console() -> BoundedConsole:
 def error_console() -> BoundedConsole:
     """Return a console on standard error, for progress."""
     return BoundedConsole(stderr=True, highlight=False)
+
+
+Json = Annotated[bool, Parameter(name="--json")]
+"""Option to print JSON instead of text."""
 
 
 def print_json(content: object) -> None:

@@ -4,11 +4,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from transduce.cli.files import Files, Force
+from transduce.cli.files import Files
 from transduce.cli.help import option_name
 from transduce.cli.launching import (
     end_with_launcher,
@@ -19,8 +17,6 @@ from transduce.cli.launching import (
 from transduce.cli.options import (
     NO_CORPUS,
     Assignments,
-    CorpusWords,
-    DevWords,
     changed_by_options,
     corpora_of,
     dev_sets_of,
@@ -65,30 +61,30 @@ def train(
     *,
     out: Path,
     preset: str | None = None,
-    from_: Annotated[Path | None, Parameter(name="--from")] = None,
-    keep_optimizer: Annotated[bool, Parameter(negative="")] = False,
+    from_: Path | None = None,
+    keep_optimizer: bool = False,
     source: Files = (),
     target: Files = (),
     dev_source: Files = (),
     dev_target: Files = (),
     trees: Files = (),
     dev_trees: Files = (),
-    corpus: CorpusWords = (),
+    corpus: tuple[str, ...] = (),
     replay: tuple[Path, Path] | None = None,
     replay_share: float | None = None,
-    dev: DevWords = (),
-    no_dev: Annotated[bool, Parameter(negative="")] = False,
+    dev: tuple[str, ...] = (),
+    no_dev: bool = False,
     source_language: str | None = None,
     target_language: str | None = None,
     config: Path | None = None,
     settings: Assignments = (),
-    force: Force = False,
-    resume: Annotated[bool, Parameter(negative="")] = False,
+    force: bool = False,
+    resume: bool = False,
     device: str = "auto",
     precision: Precision = "auto",
     devices: int = 1,
-    however_long: Annotated[bool, Parameter(negative="")] = False,
-    tensorboard: Annotated[bool, Parameter(negative="")] = False,
+    however_long: bool = False,
+    tensorboard: bool = False,
 ) -> None:
     """Train a model, average its last checkpoints and score the result.
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from transduce.cli.files import Files, Flag, Force
+from cyclopts import Parameter
+
+from transduce.cli.files import Files
 from transduce.cli.lines import (
     OutputFormat,
     require_shortlist,
@@ -36,8 +38,8 @@ def translate(
     ensemble: Files = (),
     input: Path | None = None,
     output: Path | None = None,
-    force: Force = False,
-    resume: Flag = False,
+    force: bool = False,
+    resume: bool = False,
     prefixes: Path | None = None,
     beam_size: int | None = None,
     patience: float | Literal["none"] | None = None,
@@ -51,11 +53,11 @@ def translate(
     no_repeat_ngram: int | None = None,
     repetition_penalty: float | None = None,
     bad_words: Path | None = None,
-    shortlist: bool | None = None,
+    shortlist: Annotated[bool | None, Parameter(negative="--no-shortlist")] = None,
     nbest: int | None = None,
     target_language: str | None = None,
     tag: str | None = None,
-    jsonl: Flag = False,
+    jsonl: bool = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,

@@ -4,13 +4,11 @@ import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from transduce.cli.files import Files
 from transduce.cli.options import require_both
-from transduce.cli.terminal import error_console, print_json, table_console, warn
+from transduce.cli.terminal import Json, error_console, print_json, table_console, warn
 from transduce.data.treebank import read_treebank
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import Translator, load, require_translation
@@ -32,8 +30,6 @@ from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_pairs, require_text
 from transduce.text.languages import guess_all, require_language_of_files
 
-BeamSizes = Annotated[tuple[int, ...], Parameter(consume_multiple=1, negative="")]
-Penalties = Annotated[tuple[float, ...], Parameter(consume_multiple=1, negative="")]
 DEFAULT_GRID = Grid()
 PARSING_BEAMS = (1, 4, 10, 21)
 """Beam sizes tried for a parser; the paper's has 21."""
@@ -46,13 +42,13 @@ def tune(
     dev_source: Files = (),
     dev_target: Files = (),
     dev_trees: Files = (),
-    beam_sizes: BeamSizes = (),
-    length_penalties: Penalties = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5),
-    patiences: Penalties = (),
-    constrained: Annotated[bool, Parameter(negative="")] = False,
+    beam_sizes: tuple[int, ...] = (),
+    length_penalties: tuple[float, ...] = (0.0, 0.3, 0.6, 0.9, 1.2, 1.5),
+    patiences: tuple[float, ...] = (),
+    constrained: bool = False,
     tokenize: Tokenize = "auto",
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    json_output: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    dry_run: bool = False,
+    json_output: Json = False,
     device: str = "auto",
     precision: PrecisionChoice = "auto",
     processes: int | None = None,
