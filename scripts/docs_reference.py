@@ -382,7 +382,7 @@ def presets_page() -> str:
         for table in tables:
             lines.append(f"[{table}]")
             lines += [
-                f"{setting.name.rpartition('.')[2]} = {toml(setting.value)}"
+                f"{setting.key} = {toml(setting.value)}"
                 for setting in changes
                 if setting.table == table
             ]

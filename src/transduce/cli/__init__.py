@@ -575,8 +575,8 @@ def _settings_named(option: str) -> list[str]:
     from transduce.cli.settings import setting_tables  # not for every mistake
 
     asked = option.lstrip("-").replace("-", "_")
-    names = (each.name for table in setting_tables() for each in table.settings)
-    return [name for name in names if asked in (name, name.rpartition(".")[2])]
+    found = (each for table in setting_tables() for each in table.settings)
+    return [each.name for each in found if asked in (each.name, each.key)]
 
 
 def _instead_of_arguments(function: Callable[..., Any]) -> str:

@@ -108,8 +108,7 @@ def preset_summaries() -> Iterator[PresetSummary]:
 def _changes(config: RunConfig) -> str:
     """Settings in which a row of Table 3 differs from base."""
     return ", ".join(
-        f"{setting.name.rpartition('.')[2]}={setting.value}"
-        for setting in changed_settings(config, BASE)
+        f"{setting.key}={setting.value}" for setting in changed_settings(config, BASE)
     )
 
 

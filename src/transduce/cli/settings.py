@@ -20,12 +20,15 @@ from transduce.errors import ConfigError
 from transduce.experiments.presets import ADAPT, FROM_MODEL, RunConfig
 from transduce.experiments.presets import preset as preset_named
 
-KINDS = {
+KINDS: dict[Any, str] = {
     int: "whole number",
     float: "number",
     bool: "true or false",
     str: "text",
     type(None): "none",
+    Literal: "text",
+    tuple: "list",
+    Mapping: "table of numbers",
 }
 """Names of the types of settings."""
 WIDEST_LABEL = 28
@@ -65,6 +68,11 @@ class Setting:
         """Name of its TOML table."""
         return self.name.rpartition(".")[0]
 
+    @property
+    def key(self) -> str:
+        """Name within its TOML table."""
+        return self.name.rpartition(".")[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingTable:
@@ -96,55 +104,61 @@ def _tables(config: Any, default: Any, prefix: str) -> Iterator[SettingTable]:
             yield SettingTable(
                 name=name,
                 meaning=meanings[field.name],
-                settings=tuple(_settings(section, default_section, f"{name}.")),
+                settings=tuple(
+                    _settings(
+                        type(section), name, _values(default_section), _values(section)
+                    )
+                ),
             )
             yield from _tables(section, default_section, f"{name}.")
 
 
-def _settings(config: Any, default: Any, prefix: str) -> Iterator[Setting]:
-    kind = type(default)
+def _values(config: Any) -> dict[str, Any]:
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+def _settings(
+    kind: type, table: str, defaults: Mapping[str, Any], values: Mapping[str, Any]
+) -> Iterator[Setting]:
+    """Settings of a table, from the defaults and values of the fields of its class."""
     meanings, hints = field_meanings(kind), typing.get_type_hints(kind)
-    for field in fields(kind):
-        name, value = f"{prefix}{field.name}", getattr(default, field.name)
-        if is_dataclass(value) or name in LEFT_TO_DATA:
+    for field, default in defaults.items():
+        name = f"{table}.{field}"
+        if is_dataclass(default) or name in LEFT_TO_DATA:
             continue
+        types = _members(hints[field])
         yield Setting(
             name=name,
-            value=getattr(config, field.name),
-            default=value,
-            type=" or ".join(_kinds(hints[field.name])),
-            choices=tuple(_choices(hints[field.name])),
-            meaning=meanings[field.name],
+            value=values[field],
+            default=default,
+            type=" or ".join(KINDS[typing.get_origin(each) or each] for each in types),
+            choices=tuple(
+                choice
+                for each in types
+                if typing.get_origin(each) is Literal
+                for choice in typing.get_args(each)
+            ),
+            meaning=meanings[field],
         )
 
 
 def repeated_tables() -> Iterator[SettingTable]:
     """Tables that a TOML file may have several times: `[[corpora]]`, `[[stages]]`."""
-    meanings, hints = field_meanings(RunConfig), typing.get_type_hints(RunConfig)
-    for field in fields(RunConfig):
-        if typing.get_origin(hints[field.name]) is tuple:
-            kind = typing.get_args(hints[field.name])[0]
+    meanings = field_meanings(RunConfig)
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        if typing.get_origin(hint) is tuple:
+            kind = typing.get_args(hint)[0]
+            defaults = {
+                field.name: field.default
+                if field.default_factory is MISSING
+                else field.default_factory()
+                for field in fields(kind)
+            }
             yield SettingTable(
-                name=field.name,
-                meaning=meanings[field.name],
-                settings=tuple(_fields(kind, f"{field.name}.")),
+                name=name,
+                meaning=meanings[name],
+                settings=tuple(_settings(kind, name, defaults, defaults)),
             )
-
-
-def _fields(kind: type, prefix: str) -> Iterator[Setting]:
-    """Settings of a repeated table, whose values are the defaults."""
-    meanings, hints = field_meanings(kind), typing.get_type_hints(kind)
-    for field in fields(kind):
-        factory = field.default_factory
-        default = field.default if factory is MISSING else factory()
-        yield Setting(
-            name=f"{prefix}{field.name}",
-            value=default,
-            default=default,
-            type=" or ".join(_kinds(hints[field.name])),
-            choices=(),
-            meaning=meanings[field.name],
-        )
 
 
 def changed_settings(config: RunConfig, default: RunConfig) -> Iterator[Setting]:
@@ -179,25 +193,6 @@ def _parsed(module: str) -> ast.Module:
 def _members(hint: Any) -> tuple[Any, ...]:
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
-
-
-def _kinds(hint: Any) -> Iterator[str]:
-    for each in _members(hint):
-        match typing.get_origin(each):
-            case origin if origin is Literal:
-                yield "text"
-            case origin if origin is tuple:
-                yield "list"
-            case origin if origin is Mapping:
-                yield "table of numbers"
-            case _:
-                yield KINDS[each]
-
-
-def _choices(hint: Any) -> Iterator[str]:
-    for each in _members(hint):
-        if typing.get_origin(each) is Literal:
-            yield from typing.get_args(each)
 
 
 def settings(
@@ -248,41 +243,38 @@ def _print(tables: list[SettingTable], preset: str | None) -> None:
     marked = "; * marks those that differ from the default" if preset else ""
     print_paragraph(console, f"{what}, for --set and --config{marked}.")
     for table in tables:
-        entries = [_entry(setting) for setting in table.settings]
+        entries = [
+            (_label(each, each.name), _description(each)) for each in table.settings
+        ]
         title = f"{table.name}: {table.meaning.removesuffix('.')}"
         print_entries(console, title, entries, WIDEST_LABEL)
     for table in repeated_tables():
-        entries = [_entry_of_repeated(setting) for setting in table.settings]
+        entries = [
+            (_label(each, each.key), _description(each)) for each in table.settings
+        ]
         title = f"[[{table.name}]]: {table.meaning.removesuffix('.')}"
         print_entries(console, title, entries, WIDEST_LABEL)
 
 
-def _entry(setting: Setting) -> tuple[str, str]:
-    """Setting as `--set` takes it, and its description."""
+def _label(setting: Setting, name: str) -> str:
+    """Return a setting with its value as `--set` takes it."""
     mark = "* " if setting.is_changed else ""
+    value = "" if setting.is_required else f"={as_assigned(setting.value)}"
+    return f"{mark}{name}{value}"
+
+
+def _description(setting: Setting) -> str:
+    """Return the first sentence, the one that says what none stands for, and notes."""
+    first, *others = re.split(r"(?<=\.) (?=[A-Z])", setting.meaning)
+    sentences = [first, *(each for each in others if each.startswith("None "))]
     notes = setting.type
     if setting.choices:
         notes = f"choices: {', '.join(setting.choices)}"
+    if setting.is_required:
+        notes += "; required"
     if setting.is_changed:
         notes += f"; default: {as_assigned(setting.default)}"
-    return (
-        f"{mark}{setting.name}={as_assigned(setting.value)}",
-        f"{_in_short(setting.meaning)} [{notes}]",
-    )
-
-
-def _entry_of_repeated(setting: Setting) -> tuple[str, str]:
-    """Setting of a repeated table as TOML takes it, and its description."""
-    name = setting.name.rpartition(".")[2]
-    notes = f"{setting.type}; required" if setting.is_required else setting.type
-    label = name if setting.is_required else f"{name}={as_assigned(setting.default)}"
-    return label, f"{_in_short(setting.meaning)} [{notes}]"
-
-
-def _in_short(meaning: str) -> str:
-    """First sentence, and the one that says what none stands for."""
-    first, *others = re.split(r"(?<=\.) (?=[A-Z])", meaning)
-    return " ".join([first, *(each for each in others if each.startswith("None "))])
+    return f"{' '.join(sentences)} [{notes}]"
 
 
 def as_assigned(value: object) -> str:
@@ -323,18 +315,17 @@ def _toml_lines(tables: list[SettingTable], preset: str | None) -> Iterator[str]
         yield from _comment(table.meaning)
         yield f"[{table.name}]"
         for setting in table.settings:
-            yield from _comment(_entry(setting)[1])
-            name = setting.name.removeprefix(f"{table.name}.")
+            yield from _comment(_description(setting))
             is_of_model = table.name in follows or setting.name in follows
             is_unset = setting.value is None or is_of_model
-            yield f"{'# ' if is_unset else ''}{name} = {as_toml(setting.value)}"
+            mark = "# " if is_unset else ""
+            yield f"{mark}{setting.key} = {as_toml(setting.value)}"
     for table in repeated_tables():
         yield ""
         yield from _comment(table.meaning)
         yield f"# [[{table.name}]]"
         for setting in table.settings:
-            label, description = _entry_of_repeated(setting)
-            yield from _comment(f"{label.partition('=')[0]}: {description}")
+            yield from _comment(f"{setting.key}: {_description(setting)}")
 
 
 def _comment(text: str) -> list[str]:
