@@ -17,7 +17,7 @@ from transduce.trees.linearization import (
     linearize,
     partial_tree,
     read_symbols,
-    symbols_in,
+    symbol_table,
 )
 from transduce.trees.trees import Tree, normalized, parse_tree, read_trees
 
@@ -101,10 +101,10 @@ def test_symbols_can_be_read_from_their_spellings(
     forest: list[Tree], name: str
 ) -> None:
     style = STYLES[name]
-    table = symbols_in(forest, style)
+    linearized = [linearize(tree, style) for tree in forest]
+    table = symbol_table({one for each in linearized for one in each}, style)
     assert read_symbols(table, style) == table
-    for tree in forest:
-        symbols = linearize(tree, style)
+    for symbols in linearized:
         assert [table[style.spelling(symbol)] for symbol in symbols] == symbols
 
 

@@ -4,7 +4,7 @@ All are in lower case and without their last stop. A word of several parts, such
 "e.g." or "z. B.", needs no entry: rules recognize it by its shape.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 
@@ -16,21 +16,21 @@ def _words(text: str) -> frozenset[str]:
 class Abbreviations:
     """Words of one language, or of all languages together."""
 
-    never: frozenset[str] = field(default_factory=frozenset)
+    never: frozenset[str] = frozenset()
     """Abbreviations that never end a sentence, such as titles before a name."""
-    numeric: frozenset[str] = field(default_factory=frozenset)
+    numeric: frozenset[str] = frozenset()
     """Abbreviations only before a number or a counting letter, as in "No. 5"."""
-    final: frozenset[str] = field(default_factory=frozenset)
+    final: frozenset[str] = frozenset()
     """Abbreviations that may be a sentence's last word, such as "etc.". A word that is
     also in `never` ends a sentence only before a word of `starters`."""
-    words: frozenset[str] = field(default_factory=frozenset)
+    words: frozenset[str] = frozenset()
     """Words that are no abbreviations in small letters, although other languages have
     such ones."""
-    starters: frozenset[str] = field(default_factory=frozenset)
+    starters: frozenset[str] = frozenset()
     """Function words that are capitalised only at the beginning of a sentence."""
-    months: frozenset[str] = field(default_factory=frozenset)
+    months: frozenset[str] = frozenset()
     """Months, days of the week and their abbreviations."""
-    before_ordinals: frozenset[str] = field(default_factory=frozenset)
+    before_ordinals: frozenset[str] = frozenset()
     """Words that stand before an ordinal number."""
     has_ordinal_stop: bool = False
     """Whether the language writes the ordinal third as "3."."""
@@ -44,7 +44,7 @@ ENGLISH = Abbreviations(
         "cpt cmdr lt sgt cpl pvt adm brig supt insp gov sen sens rep reps pres st ste "
         "mt ft approx ca cf vs viz resp incl excl esp orig dept asst assoc bros attn "
         "med phil oec jur rer nat theol vet hr mme mlle msgr sr sra srta dipl ing e.g "
-        "i.e eg ie u.s u.k u.n e.u u.s.a d.c ph.d m.d jr sr esq amb proc assn"
+        "i.e eg ie u.s u.k u.n e.u u.s.a d.c ph.d m.d jr esq amb proc assn"
     ),
     numeric=_words(
         "no nos nr fig figs p pp pg pgs vol vols ch chap chaps sec secs sect art arts "
@@ -67,7 +67,7 @@ ENGLISH = Abbreviations(
         "today tomorrow yesterday later soon never nothing nobody everyone everything "
         "is are was were do does did can could will would should may might has have "
         "had isn't aren't wasn't don't doesn't didn't can't won't it's that's he's "
-        "she's they're we're i'm there's let's to of its"
+        "she's they're we're i'm there's let's to of"
     ),
     months=_words(
         "january february march april may june july august september october november "
@@ -82,7 +82,7 @@ GERMAN = Abbreviations(
         "geb verh gest verw gesch u.a z.b d.h z.t i.d.r u.u s.o s.u o.ä i.a z.zt dt "
         "engl frz lat griech ital span russ amerik brit österr schweiz evang kath co "
         "sankt hl frhr gr kl ver hg hrsg mio mrd tsd std stdn min sek jh jhd jhdt chr "
-        "n.chr v.chr tel str pl f ff u.ä o.ä fa fam inh vors verf bearb übers ehem ugs "
+        "n.chr v.chr tel str pl f ff u.ä fa fam inh vors verf bearb übers ehem ugs "
         "nördl südl östl westl stellv lfd hptm prov abk"
     ),
     numeric=_words(
@@ -113,7 +113,7 @@ GERMAN = Abbreviations(
         "dez montag dienstag mittwoch donnerstag freitag samstag sonnabend sonntag"
     ),
     before_ordinals=_words(
-        "der die das dem den des am im vom zum zur beim bis ab seit zur jeder jede "
+        "der die das dem den des am im vom zum zur beim bis ab seit jeder jede "
         "jedes jeden jedem ein eine einen einem einer sein seine seinen seinem seiner "
         "ihr ihre ihren ihrem ihrer mein meine dieser diese diesem diesen unser unsere "
         "montag dienstag mittwoch donnerstag freitag samstag sonntag und"
@@ -139,7 +139,7 @@ FRENCH = Abbreviations(
         "chez vers depuis pendant après avant quand lorsque comme si que qui quoi où "
         "comment pourquoi quel quelle non oui pas tout tous toutes toute chaque "
         "plusieurs certains aujourd'hui hier demain maintenant aussi ainsi cependant "
-        "c'est c'était il y l'on est sont ceci cela"
+        "c'est c'était y l'on est sont ceci cela"
     ),
     months=_words(
         "janvier février mars avril mai juin juillet août septembre octobre novembre "
@@ -162,7 +162,7 @@ SPANISH = Abbreviations(
         "el la los las un una unos unas este esta estos estas ese esa eso esto él ella "
         "ellos ellas nosotros usted ustedes yo tú su sus mi mis pero y o así entonces "
         "luego después antes aquí allí en al a de del sobre para por con sin desde "
-        "hasta cuando mientras como si que quien qué quién cómo dónde por no sí todo "
+        "hasta cuando mientras como si que quien qué quién cómo dónde no sí todo "
         "todos cada muchos algunos hoy ayer mañana ahora también además es son era fue "
         "hay se lo le les"
     ),
@@ -294,7 +294,7 @@ FINNISH = Abbreviations(
 POLISH = Abbreviations(
     never=_words(
         "dr prof mgr inż lic hab doc gen płk mjr kpt por ks o św bł np tj tzn tzw m.in "
-        "ok zob por wg al ul pl os im red ww jw r w ur zm gm woj pow tow ppor arch"
+        "ok zob wg al ul pl os im red ww jw r w ur zm gm woj pow tow ppor arch"
     ),
     numeric=_words(
         "nr s str rys tab art ust pkt poz t rozdz tel par zob zał lp wyd maks"
@@ -317,10 +317,10 @@ CZECH = Abbreviations(
         "dr prof ing mgr bc mudr judr phdr rndr doc gen plk kpt sv např tj tzn tzv mj "
         "resp popř příp cca srov viz ul nám tř zvl přibl pí p sl fa vč pozn arch"
     ),
-    numeric=_words("č čís s str obr tab kap čl odst písm sv roč tel písm ref příl max"),
+    numeric=_words("č čís s str obr tab kap čl odst písm sv roč tel ref příl max"),
     final=_words("atd apod aj etc kč hod min tis mil mld r l stol n.l př.n.l"),
     starters=_words(
-        "ten ta to ti ty tento tato toto on ona ono oni my vy já ty ale a nebo tak pak "
+        "ten ta to ti ty tento tato toto on ona ono oni my vy já ale a nebo tak pak "
         "potom tam tady v ve na do z ze od po před pro o u pod nad při když jestliže "
         "protože ačkoli co kdo jak kde proč ne ano všechno mnoho dnes včera zítra teď "
         "také je jsou byl byla bylo"

@@ -169,7 +169,8 @@ def likeliest_targets(
     """
     native = library()
     if native is None:
-        return _likeliest(ibm_model_1(pairs), best)
+        table = ibm_model_1(pairs)
+        return table.picked(np.sort(ranked(table, best)))
     source_vocab = int(pairs.sources.max(initial=0)) + 1
     target_vocab = int(pairs.targets.max(initial=0)) + 1
     best = min(best, target_vocab)
@@ -223,11 +224,6 @@ def _table(
     return TranslationTable(
         source=source[order], target=target[order], probability=kept[order]
     )
-
-
-def _likeliest(table: TranslationTable, best: int) -> TranslationTable:
-    """Keep the `best` likeliest targets of each source."""
-    return table.picked(np.sort(ranked(table, best)))
 
 
 def ranked(table: TranslationTable, best: int) -> Int64[np.ndarray, " entries"]:
@@ -480,12 +476,9 @@ class _Words:
 
     def _ids(self, chunk: str) -> list[int]:
         if (ids := self._known.get(chunk)) is None:
-            ids = list(self._new(chunk))
+            words = map(str.strip, self._tokenizer.split(chunk))
+            ids = [self.id_of.setdefault(word, len(self.id_of)) for word in words]
             if len(self._known) >= KNOWN_CHUNKS:
                 self._known.clear()
             self._known[chunk] = ids
         return ids
-
-    def _new(self, chunk: str) -> Iterator[int]:
-        for word in self._tokenizer.split(chunk):
-            yield self.id_of.setdefault(word.strip(), len(self.id_of))

@@ -361,12 +361,10 @@ def base(tag: str) -> str:
 def script_of(tag: str) -> str | None:
     """Script that a tag names, or in which its region writes a language of several
     scripts; None if neither is known."""
-    parts = _parse(canonical(tag))
-    if parts is None:
-        return None
+    parts = _subtags(tag)
     if parts["script"]:
-        return str(parts["script"]).capitalize()
-    language, region = str(parts["language"]), (parts["region"] or "").upper()
+        return parts["script"]
+    language, region = parts["language"], parts["region"]
     if language in CHINESE and region in TRADITIONAL:
         return "Hant"
     usual = USUAL_SCRIPTS.get(language)
@@ -463,16 +461,12 @@ def detect_by_script(texts: Iterable[str]) -> str | None:
 
 def english_name(tag: str) -> str:
     """English name of a language: Portuguese (Brazil); the code if it is unknown."""
-    parts = _parse(canonical(tag))
-    if parts is None:
-        return tag
-    language = str(parts["language"])
+    parts = _subtags(tag)
     script, region = parts["script"], parts["region"]
-    details = [SCRIPTS.get(script.capitalize(), script)] if script else []
-    if region:
-        details.append(REGIONS.get(region.upper(), region.upper()))
-    name = NAMES.get(language, language)
-    return f"{name} ({', '.join(details)})" if details else name
+    details = [SCRIPTS.get(script, script), REGIONS.get(region, region)]
+    name = NAMES.get(parts["language"], parts["language"])
+    described = ", ".join(filter(None, details))
+    return f"{name} ({described})" if described else name
 
 
 def is_known(tag: str) -> bool:
@@ -485,11 +479,11 @@ def script_letters(tag: str) -> re.Pattern[str] | None:
 
     A script subtag decides, as in sr-Latn; None if the script is unknown.
     """
-    parts = _parse(canonical(tag))
-    named = parts["script"] if parts is not None else None
+    parts = _subtags(tag)
+    language, named = parts["language"], parts["script"]
     if named:
-        scripts = SCRIPTS_OF_SUBTAG.get(named.capitalize(), (named.capitalize(),))
-    elif (language := base(tag)) in SCRIPTS_OF_LANGUAGE:
+        scripts = SCRIPTS_OF_SUBTAG.get(named, (named,))
+    elif language in SCRIPTS_OF_LANGUAGE:
         scripts = SCRIPTS_OF_LANGUAGE[language]
     elif language in NAMES and language not in UNCERTAIN_SCRIPTS:
         scripts = ("Latn",)
@@ -503,14 +497,26 @@ def script_letters(tag: str) -> re.Pattern[str] | None:
 
 def is_unspaced(tag: str) -> bool:
     """Whether the language is written without spaces between words."""
-    parts = _parse(canonical(tag))
-    if parts is not None and parts["script"]:
-        return str(parts["script"]).capitalize() in UNSPACED_SCRIPT_TAGS
-    return base(tag) in UNSPACED
+    parts = _subtags(tag)
+    if parts["script"]:
+        return parts["script"] in UNSPACED_SCRIPT_TAGS
+    return parts["language"] in UNSPACED
 
 
 def _parse(tag: str) -> re.Match[str] | None:
     return TAG.fullmatch(tag.strip().replace("_", "-").lower())
+
+
+def _subtags(tag: str) -> dict[str, str]:
+    """Language, script and region of a tag, in canonical form and case; a subtag that
+    it lacks is empty. `ConfigError` if the tag is malformed."""
+    parts = _parse(canonical(tag))
+    assert parts is not None
+    return {
+        "language": parts["language"],
+        "script": (parts["script"] or "").capitalize(),
+        "region": (parts["region"] or "").upper(),
+    }
 
 
 def _spelling(tag: str) -> str:
@@ -649,18 +655,12 @@ SPACED_SCRIPTS = (
     "Sinhala", "Hangul", "Armenian", "Georgian", "Ethiopic", "Mongolian",
 )  # fmt: skip
 """Scripts with spaces whose border with another script separates words."""
-_SCRIPT_OF_RUN = re.compile(
-    "|".join(f"([{script.letters}])" for script in UNSPACED_SCRIPTS)
+_LONGER_THAN_A_WORD = re.compile(
+    "|".join(f"[{s.letters}].{{{s.longest_piece}}}" for s in UNSPACED_SCRIPTS),
+    re.DOTALL,
 )
-
-
-def unspaced_script(text: str) -> Script | None:
-    """Script without spaces that a text begins with, or None."""
-    match = _SCRIPT_OF_RUN.match(text)
-    return UNSPACED_SCRIPTS[match.lastindex - 1] if match and match.lastindex else None
 
 
 def is_longer_than_a_word(piece: str) -> bool:
     """Whether a piece of a script without spaces is longer than its words."""
-    script = unspaced_script(piece)
-    return script is not None and len(piece) > script.longest_piece
+    return _LONGER_THAN_A_WORD.match(piece) is not None

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32, Int64
@@ -279,7 +278,7 @@ def shortlist_of_alignments(
         links = _links(line, place, source_words, target_words)
         counter.add(chain.from_iterable(target_words), links)
     counter.count_added()
-    table = _table(counter.links, tokenizer.vocab_size)
+    table = _table(counter, tokenizer.vocab_size)
     return _shortlist(table, counter.targets, tokenizer, frequent, per_piece)
 
 
@@ -351,7 +350,11 @@ class _PieceCounter:
         self._added_targets, self._added_links = array("i"), array("q")
         self.targets = np.zeros(vocab_size, dtype=np.int64)
         """Number of times that each target piece occurs."""
-        self.links = LinkCounts(np.zeros(0, np.int64), np.zeros(0, np.int64))
+        self.keys = np.zeros(0, dtype=np.int64)
+        """Rising keys of the pairs of linked pieces: the source id times the
+        vocabulary's size, plus the target id."""
+        self.numbers = np.zeros(0, dtype=np.int64)
+        """Number of links of each pair."""
 
     def add(
         self,
@@ -370,32 +373,20 @@ class _PieceCounter:
     def count_added(self) -> None:
         """Count what was added since the last call."""
         self.targets += np.bincount(self._added_targets, minlength=self._vocab_size)
-        self.links = self.links.with_links(self._added_links)
-        self._added_targets, self._added_links = array("i"), array("q")
-
-
-class LinkCounts(NamedTuple):
-    """Numbers of links by pairs of pieces."""
-
-    keys: Int64[np.ndarray, " entries"]
-    """Source id times the vocabulary's size plus target id, rising."""
-    numbers: Int64[np.ndarray, " entries"]
-
-    def with_links(self, links: "array[int]") -> "LinkCounts":
-        """Count further links, given by their keys."""
-        new = np.array(links, dtype=np.int64)
+        new = np.array(self._added_links, dtype=np.int64)
         keys, places = np.unique(np.concatenate([self.keys, new]), return_inverse=True)
         numbers = np.bincount(places[len(self.keys) :], minlength=len(keys))
         numbers[places[: len(self.keys)]] += self.numbers
-        return LinkCounts(keys, numbers)
+        self.keys, self.numbers = keys, numbers
+        self._added_targets, self._added_links = array("i"), array("q")
 
 
-def _table(links: LinkCounts, vocab_size: int) -> TranslationTable:
+def _table(counter: _PieceCounter, vocab_size: int) -> TranslationTable:
     """Return the product of both directions' shares of links for each linked pair."""
-    source, target = np.divmod(links.keys, vocab_size)
-    source_totals = np.bincount(source, links.numbers, minlength=1)[source]
-    target_totals = np.bincount(target, links.numbers, minlength=1)[target]
-    shares = links.numbers / source_totals * (links.numbers / target_totals)
+    source, target = np.divmod(counter.keys, vocab_size)
+    source_totals = np.bincount(source, counter.numbers, minlength=1)[source]
+    target_totals = np.bincount(target, counter.numbers, minlength=1)[target]
+    shares = counter.numbers / source_totals * (counter.numbers / target_totals)
     return TranslationTable(source=source, target=target, probability=shares)
 
 

@@ -152,9 +152,7 @@ def find_language_tag(
     (zho_Hans). Raises `RequestError` with the languages that there are; `what` names
     the language in its message.
     """
-    by_language: dict[str, str] = {}
-    for tag in reversed(tags):
-        by_language[_language(tag)] = tag
+    by_language = {_language(tag): tag for tag in reversed(tags)}
     written = f">>{language}<<"
     if written in tags:
         return written

@@ -9,12 +9,19 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from transduce.errors import DataError, counted
 from transduce.trees.linearization import PUNCTUATION
-from transduce.trees.trees import ROOT, TRACE, Constituent, Leaf, Tree, without_traces
+from transduce.trees.trees import (
+    ROOT,
+    TRACE,
+    Constituent,
+    Leaf,
+    Tree,
+    without_leaves,
+    without_traces,
+)
 
 Status = Literal["valid", "error", "skip"]
 DELETED = PUNCTUATION | {ROOT, TRACE}
@@ -142,47 +149,38 @@ def with_tags_of(gold: Tree, predicted: Tree) -> Tree:
 
 def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
     """Count what the trees of one sentence share."""
-    length = sum(leaf.tag != TRACE for leaf in gold.leaves)
+    spoken = without_traces(gold).leaves
+    length = len(spoken)
     expected, found = _compared(gold), _compared(predicted)
     fault = _fault(expected.leaves, found.leaves)
     if fault and found.leaves and len(expected.leaves) != len(found.leaves):
         # Where one tree has other tags for punctuation, the numbers say little.
-        fault = _different_word(_spoken(gold), _spoken(predicted)) or fault
+        fault = _different_word(spoken, without_traces(predicted).leaves) or fault
     if fault or not found.leaves:
         status: Status = "error" if found.leaves else "skip"
         return SentenceCounts(length=length, status=status, fault=fault)
-    matches = Counter(expected.brackets) & Counter(found.brackets)
+    matches = Counter(expected.constituents) & Counter(found.constituents)
     tags = zip(expected.leaves, found.leaves, strict=True)
     return SentenceCounts(
         length=length,
         matched=matches.total(),
-        gold=len(expected.brackets),
-        predicted=len(found.brackets),
-        crossing=_crossing(expected, found.brackets),
+        gold=len(expected.constituents),
+        predicted=len(found.constituents),
+        crossing=_crossing(expected, found),
         words=len(expected.leaves),
         correct_tags=sum(_same(one.tag) == _same(other.tag) for one, other in tags),
     )
 
 
-class _Compared(NamedTuple):
-    """Leaves and brackets of a tree that are compared."""
-
-    leaves: list[Leaf]
-    brackets: list[Constituent]
-
-
-def _compared(tree: Tree) -> _Compared:
-    is_kept = [leaf.tag not in DELETED for leaf in tree.leaves]
-    position = list(accumulate(is_kept, initial=0))
+def _compared(tree: Tree) -> Tree:
+    """Return the leaves and brackets of a tree that are compared."""
+    tree = without_leaves(tree, DELETED)
     brackets = [
-        Constituent(_same(FUNCTION.sub("", label)), position[start], position[end])
-        for label, start, end in tree.constituents
+        one._replace(label=_same(FUNCTION.sub("", one.label)))
+        for one in tree.constituents
     ]
-    return _Compared(
-        leaves=[leaf for leaf in tree.leaves if leaf.tag not in DELETED],
-        brackets=[
-            one for one in brackets if one.start < one.end and one.label not in DELETED
-        ],
+    return replace(
+        tree, constituents=tuple([one for one in brackets if one.label not in DELETED])
     )
 
 
@@ -190,7 +188,7 @@ def _same(label: str) -> str:
     return EQUIVALENT.get(label, label)
 
 
-def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
+def _fault(expected: Sequence[Leaf], found: Sequence[Leaf]) -> str:
     if expected and not found:
         return "no words"
     if len(expected) != len(found):
@@ -198,11 +196,7 @@ def _fault(expected: list[Leaf], found: list[Leaf]) -> str:
     return _different_word(expected, found)
 
 
-def _spoken(tree: Tree) -> list[Leaf]:
-    return [leaf for leaf in tree.leaves if leaf.tag != TRACE]
-
-
-def _different_word(expected: list[Leaf], found: list[Leaf]) -> str:
+def _different_word(expected: Sequence[Leaf], found: Sequence[Leaf]) -> str:
     """Describe the first word that differs, if both have equally many words."""
     if len(expected) != len(found):
         return ""
@@ -212,7 +206,7 @@ def _different_word(expected: list[Leaf], found: list[Leaf]) -> str:
     return ""
 
 
-def _crossing(gold: _Compared, predicted: list[Constituent]) -> int:
+def _crossing(gold: Tree, predicted: Tree) -> int:
     # Gold brackets around a boundary between words are nested. If a bracket that begins
     # or ends there crosses one of them, it crosses the innermost.
     innermost = _innermost(gold)
@@ -222,10 +216,10 @@ def _crossing(gold: _Compared, predicted: list[Constituent]) -> int:
         is_left = at_start is not None and at_start.end < end
         return is_left or (at_end is not None and start < at_end.start)
 
-    return sum(crosses(one.start, one.end) for one in predicted)
+    return sum(crosses(one.start, one.end) for one in predicted.constituents)
 
 
-def _innermost(tree: _Compared) -> list[Constituent | None]:
+def _innermost(tree: Tree) -> list[Constituent | None]:
     """Find the innermost bracket around each boundary between words, if there is one.
 
     A bracket that begins or ends at a boundary is not around it.
@@ -233,7 +227,7 @@ def _innermost(tree: _Compared) -> list[Constituent | None]:
     found: list[Constituent | None] = []
     around: list[Constituent] = []
     """Brackets around the boundary; they are in preorder, so the last is innermost."""
-    later = deque(tree.brackets)
+    later = deque(tree.constituents)
     for boundary in range(len(tree.leaves) + 1):
         while around and around[-1].end <= boundary:
             around.pop()

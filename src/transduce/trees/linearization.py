@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -134,17 +135,11 @@ def _symbols(tree: Tree, style: Style) -> Iterator[Symbol]:
             yield Symbol("closing", constituent.label)
 
 
-def symbols_in(trees: Iterable[Tree], style: Style) -> dict[str, Symbol]:
-    """Collect the symbols of linearized trees by spelling: the target vocabulary.
+def symbol_table(symbols: set[Symbol], style: Style) -> dict[str, Symbol]:
+    """Return symbols by spelling, in order: the target vocabulary.
 
     Raises `DataError` if two symbols have the same spelling, or if one has none.
     """
-    return _table(
-        {symbol for tree in trees for symbol in linearize(tree, style)}, style
-    )
-
-
-def _table(symbols: set[Symbol], style: Style) -> dict[str, Symbol]:
     table: dict[str, Symbol] = {}
     for symbol in sorted(symbols):
         spelling = style.spelling(symbol)
@@ -177,7 +172,7 @@ def _said(symbol: Symbol) -> str:
 
 
 def read_symbols(spellings: Iterable[str], style: Style) -> dict[str, Symbol]:
-    """Rebuild the table of `symbols_in` from its spellings.
+    """Rebuild the table of `symbol_table` from its spellings.
 
     A spelling is a label if it also occurs with the closing prefix.
     """
@@ -601,11 +596,11 @@ def _is_spelling(symbol: object) -> bool:
 
 def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
     """Collect the symbols of the trees into a vocabulary."""
-    spellings = tuple(symbols_in(trees, STYLES[style_name]))
-    return SymbolVocabulary(style_name, spellings, unescapes=True)
+    linearized = (linearize(tree, STYLES[style_name]) for tree in trees)
+    return vocabulary_of(set(chain.from_iterable(linearized)), style_name)
 
 
 def vocabulary_of(symbols: set[Symbol], style_name: StyleName) -> SymbolVocabulary:
-    """Return the vocabulary of symbols; raises the errors of `symbols_in`."""
-    spellings = tuple(_table(symbols, STYLES[style_name]))
+    """Return the vocabulary of symbols; raises the errors of `symbol_table`."""
+    spellings = tuple(symbol_table(symbols, STYLES[style_name]))
     return SymbolVocabulary(style_name, spellings, unescapes=True)

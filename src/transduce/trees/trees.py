@@ -9,10 +9,10 @@ an SVG picture.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -143,15 +143,11 @@ def read_parses(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
 def parse_tree(text: str) -> Tree:
     """Read one tree from a text; `DataError` if it holds none."""
-    return _tree_in(text, "tree", 1)
-
-
-def _tree_in(text: str, name: str, number: int) -> Tree:
-    reader = TreeReader(name, number - 1)
+    reader = TreeReader("tree")
     tree = reader.read(text)
     reader.finish("its line ends")
     if tree is None:
-        raise DataError(f"{name}:{number}: a tree must be here, but the line is blank.")
+        raise DataError("tree:1: a tree must be here, but the line is blank.")
     return tree
 
 
@@ -171,9 +167,9 @@ class _Bracket:
 class TreeReader:
     """Reader that assembles trees line by line."""
 
-    def __init__(self, name: str, num_lines_before: int = 0) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._line = num_lines_before
+        self._line = 0
         self._column = 0
         self._open: list[_Bracket] = []
         self._leaves: list[Leaf] = []
@@ -287,16 +283,21 @@ def normalized(tree: Tree) -> Tree:
 
 def without_traces(tree: Tree) -> Tree:
     """Remove traces, and the constituents that become empty."""
-    is_word = [leaf.tag != TRACE for leaf in tree.leaves]
-    if all(is_word):
+    return without_leaves(tree, {TRACE})
+
+
+def without_leaves(tree: Tree, tags: Set[str]) -> Tree:
+    """Remove the leaves with certain tags, and the constituents that become empty."""
+    is_kept = [leaf.tag not in tags for leaf in tree.leaves]
+    if all(is_kept):
         return tree
-    position = list(accumulate(is_word, initial=0))
+    position = list(accumulate(is_kept, initial=0))
     moved = [
         Constituent(label, position[start], position[end])
         for label, start, end in tree.constituents
     ]
     return Tree(
-        leaves=tuple([leaf for leaf in tree.leaves if leaf.tag != TRACE]),
+        leaves=tuple(compress(tree.leaves, is_kept)),
         constituents=tuple([one for one in moved if one.start < one.end]),
     )
 

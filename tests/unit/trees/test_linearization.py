@@ -25,7 +25,7 @@ from transduce.trees.linearization import (
     linearize,
     partial_tree,
     read_symbols,
-    symbols_in,
+    symbol_table,
 )
 from transduce.trees.trees import NOTHING, parse_tree
 
@@ -110,17 +110,14 @@ def test_the_vocabulary_has_the_symbols_of_the_trees_and_is_read_back(
     style: str, table: dict[str, Symbol]
 ) -> None:
     trees = [parse_tree("(TOP (S (NN a) (/ b)))"), parse_tree("(TOP (S (. c)))")]
-    assert symbols_in(trees, STYLES[style]) == table
+    symbols = {one for tree in trees for one in linearize(tree, STYLES[style])}
+    assert symbol_table(symbols, STYLES[style]) == table
     assert read_symbols(table, STYLES[style]) == table
 
 
 def test_the_order_of_the_vocabulary_does_not_depend_on_the_trees() -> None:
     trees = [parse_tree("(TOP (S (NN a)))"), parse_tree("(TOP (A (B (, a))))")]
-    some, others = (
-        symbols_in(trees, STYLES["xx"]),
-        symbols_in(trees[::-1], STYLES["xx"]),
-    )
-    assert list(some) == list(others)
+    assert learn_symbols(trees, "xx") == learn_symbols(trees[::-1], "xx")
 
 
 @pytest.mark.parametrize(
@@ -135,7 +132,7 @@ def test_the_order_of_the_vocabulary_does_not_depend_on_the_trees() -> None:
 def test_symbols_with_the_same_spelling_are_refused(tree: str, clash: str) -> None:
     message = f"^Symbols must be spelt differently, but {clash}; choose another style"
     with pytest.raises(DataError, match=message):
-        symbols_in([parse_tree(tree)], STYLES["pos"])
+        learn_symbols([parse_tree(tree)], "pos")
 
 
 @pytest.mark.parametrize("name", sorted(STYLES))
