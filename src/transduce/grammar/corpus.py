@@ -21,7 +21,6 @@ from transduce.grammar.rules import (
     Call,
     Choice,
     Combination,
-    Count,
     GrammarFile,
     Lexeme,
     Path,
@@ -336,10 +335,6 @@ class Grammar:
             if is_new and any(map(is_held_out, sentence.combinations)):
                 seen.add(sentence.source)
                 yield sentence
-
-    def num_sentences(self) -> int:
-        """Return a lower bound: the number of derivations without pronouns."""
-        return Count(self._book).of(START)
 
     def _sentences(self, book: RuleBook, rng: Random) -> Iterator[GrammarSentence]:
         while True:

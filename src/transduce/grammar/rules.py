@@ -7,11 +7,10 @@ order of the languages are all in the data files.
 import re
 import tomllib
 from bisect import bisect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import accumulate
-from math import prod
 from operator import itemgetter
 from random import Random
 from typing import Any
@@ -571,103 +570,3 @@ def combination_of(partner: Value, value: Value) -> Combination | None:
         return None
     first, second = sorted((partner.lemma, value.lemma))
     return first, second
-
-
-Position = tuple[str, int]
-"""Symbol with one of its parameters."""
-
-
-class Count:
-    """Numbers of derivations of phrases.
-
-    The count of a rule is the sum over its choices of the product over its phrases.
-    Rules with pronouns do not count, since a pronoun depends on the sentence before it;
-    so the count is a lower bound.
-    """
-
-    def __init__(self, book: RuleBook) -> None:
-        self._book = book
-        self._deciding = _deciding_positions(book.rules)
-        self._counts: dict[tuple[Value, ...], int] = {}
-
-    def of(self, symbol: str, arguments: Sequence[Value] = ()) -> int:
-        """Return the number of derivations of a phrase without pronouns."""
-        deciding = [
-            value
-            for position, value in enumerate(arguments)
-            if (symbol, position) in self._deciding
-        ]
-        key = (symbol, *deciding)
-        if key not in self._counts:
-            rules = self._book.selection(symbol, arguments).rules
-            self._counts[key] = sum(self._of_rule(rule, arguments) for rule in rules)
-        return self._counts[key]
-
-    def _of_rule(self, rule: Rule, arguments: Sequence[Value]) -> int:
-        return sum(
-            prod(self.of(call.symbol, call.arguments(variables)) for call in rule.calls)
-            for variables in self._bindings(rule, bind(rule, arguments), 0)
-        )
-
-    def _bindings(
-        self, rule: Rule, variables: Variables, start: int
-    ) -> Iterator[Variables]:
-        if start == len(rule.choices):
-            yield derive(rule, variables)
-            return
-        choice = rule.choices[start]
-        for value in self._values(choice, variables):
-            yield from self._bindings(
-                rule, {**variables, choice.name: value}, start + 1
-            )
-
-    def _values(self, choice: Choice, variables: Variables) -> Iterable[Value]:
-        match choice.source:
-            case "antecedent" | "possessor":
-                return ()
-            case str():
-                return self._book.candidates(choice, variables)
-            case Path():
-                return alternatives(value_of(choice.source, variables))
-            case atoms:
-                return dict.fromkeys(atoms)
-
-
-def _deciding_positions(rules: Mapping[str, tuple[Rule, ...]]) -> set[Position]:
-    """Return the parameters that counts depend on.
-
-    Others, such as a verb passed to its object, only restrict combinations.
-    """
-    deciding: set[Position] = set()
-    size = -1
-    while len(deciding) > size:
-        size = len(deciding)
-        for group in rules.values():
-            for rule in group:
-                deciding |= _decided_by(rule, deciding)
-    return deciding
-
-
-def _decided_by(rule: Rule, deciding: set[Position]) -> set[Position]:
-    names = {name for choice in rule.choices for name in _names_in(choice)}
-    names |= {name for _, path in rule.features for name in _names_of(path)}
-    for call in rule.calls:
-        for position, term in enumerate(call.terms):
-            if (call.symbol, position) in deciding:
-                names |= _names_of(term)
-    return {
-        (rule.symbol, position)
-        for position, parameter in enumerate(rule.parameters)
-        if parameter.value or parameter.name in names
-    }
-
-
-def _names_in(choice: Choice) -> set[str]:
-    terms = [term for _, term in choice.filters]
-    return set().union(*map(_names_of, [choice.source, *terms]))
-
-
-def _names_of(term: Term) -> set[str]:
-    if not isinstance(term, Path):
-        return set()
-    return {term.root, *[step for is_variable, step in term.steps if is_variable]}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from jaxtyping import Float32
@@ -549,14 +550,10 @@ class _Placement:
             low = end
         has_spaces = element.has_space_before, element.has_space_after
         if element.is_copied and span[0] == span[1]:
-            has_spaces = self._spaces_around(element)
+            # It is added to the translation: no word may touch it unless one did.
+            before, after = self._around(element)
+            has_spaces = not _is_of_word(before), not _is_of_word(after)
         return _Placed(element, span, children, has_spaces)
-
-    def _spaces_around(self, element: Element) -> tuple[bool, bool]:
-        """Return whether an element that is added to the translation needs space before
-        and after it: no word of the sentence touches it there."""
-        before, after = self._around(element)
-        return not _is_of_word(before), not _is_of_word(after)
 
     @staticmethod
     def _order(wanted: tuple[Element, Span]) -> tuple[int, int]:
@@ -798,9 +795,4 @@ def _words_in(words: Sequence[Span], start: int, end: int) -> Span:
     return first, max(bisect_left(words, end, key=_start), first)
 
 
-def _start(span: Span) -> int:
-    return span[0]
-
-
-def _end(span: Span) -> int:
-    return span[1]
+_start, _end = itemgetter(0), itemgetter(1)

@@ -16,11 +16,12 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import turbohtml
 from turbohtml import Element as HtmlElement
-from turbohtml import Namespace, Node, Token, TokenType
+from turbohtml import Namespace, Node, TokenType
 
 from transduce.text.inline_tags import (
     Element,
@@ -98,8 +99,8 @@ FORMATTING = frozenset({
     "strong", "tt", "u",
 })  # fmt: skip
 """Elements that the parser reopens before text if another tag closed them."""
-NO_TAG = "</>"
-"""Malformed end tag that the parser ignores."""
+NO_TAG, NO_TAG_COMMENT = "</>", "<?>"
+"""Malformed end tag that the parser ignores, and a comment of the same length."""
 NULS_OR_TEXT = re.compile("\0+|[^\0]+")
 NOSCRIPT_PROBE = "<!---->"
 """Comment that shows whether the text before it leaves a tag or a comment open."""
@@ -134,7 +135,6 @@ class _Open:
 
     number: int
     name: str
-    is_translated: bool
     is_readable: bool = True
     """Whether HTML within the element is translated, foreign content or not."""
     is_foreign: bool = False
@@ -144,9 +144,26 @@ class _Open:
     is_in_ruby: bool = False
 
     @property
+    def is_translated(self) -> bool:
+        return self.is_readable and not self.is_foreign
+
+    @property
     def ends_with_next(self) -> bool:
         """Whether it ends without a tag where the next part of its `ruby` begins."""
         return self.is_in_ruby and self.name in RUBY_PARTS
+
+
+@dataclass(slots=True)
+class _Copy:
+    """Part of the source that is copied, from an element that is not translated."""
+
+    start: int
+    name: str
+    """Name of the element."""
+    text: list[str] = field(default_factory=list)
+    """Readable text of the part."""
+    is_nested: bool = True
+    """Whether no tag within it crosses its borders."""
 
 
 class Source:
@@ -167,11 +184,6 @@ class Source:
         return offset + bisect_right(self._joined, offset - 1)
 
 
-def html_pieces(source: Source) -> list[Piece]:
-    """Pieces of a document in order; parts between them are to be copied."""
-    return _Reader(source.text).read()
-
-
 class _Reader:
     """Reader that walks through a document's tags in the order of the source."""
 
@@ -184,20 +196,18 @@ class _Reader:
         self._has_foreign = any(
             each.namespace is not Namespace.HTML for each in self._elements
         )
-        self._stack: list[_Open] = []
+        self._stack = [_Open(number=-1, name="")]
+        """Open elements, within one that stands for the document."""
         self._open_numbers = set[int]()
         self._pieces: list[Piece] = []
-        self._copied_from: int | None = None
-        self._copied_text: list[str] = []
-        self._copied_name = ""
-        self._is_copy_nested = True
+        self._copy: _Copy | None = None
         self._has_dangling = False
         """Whether formatting is reopened; then texts must stay between their tags."""
         self._has_left_foreign = False
         """Whether an HTML tag ended foreign content, which older parsers continue."""
 
     def read(self) -> list[Piece]:
-        """Read all pieces."""
+        """Pieces of the document in order; parts between them are to be copied."""
         # A frameset replaces the body, so its text is neither in the tree nor shown.
         if any(each.tag == "frameset" for each in self._elements):
             return []
@@ -210,8 +220,7 @@ class _Reader:
             self._take(tag)
             place = tag.end
         self._between(place, len(self._html))
-        self._is_copy_nested = False
-        self._end_copy(len(self._html))
+        self._end_copy(len(self._html), is_nested=False)
         return self._pieces
 
     def _built_tags(self) -> list[_Tag]:
@@ -250,26 +259,26 @@ class _Reader:
         """Close elements that do not contain a new one; return whether any of them
         needs an end tag."""
         needs_tag = False
-        while self._stack and not self._is_within(number, self._stack[-1].number):
-            needs_tag |= not self._stack[-1].ends_with_next
+        while self._open_numbers:
+            inner = self._stack[-1]
+            if inner.number < number <= self._last[inner.number]:
+                break
+            needs_tag |= not inner.ends_with_next
             self._pop(place)
         return needs_tag
 
-    def _is_within(self, number: int, outer: int) -> bool:
-        return outer < number <= self._last[outer]
-
     def _pop(self, end: int, *, is_tag: bool = False) -> None:
         """Close the innermost element at `end`, by its tag or without one."""
-        was_copied = self._copied_from is not None
         popped = self._stack.pop()
         self._open_numbers.discard(popped.number)
-        self._is_copy_nested &= is_tag or popped.ends_with_next
         self._has_left_foreign |= popped.is_foreign and not is_tag
         self._has_dangling |= popped.name in FORMATTING and not is_tag
-        if was_copied and self._is_translated:
-            self._end_copy(end)
-        elif not was_copied and not self._is_translated:
-            self._copied_from, self._copied_name = end, "div"
+        if self._copy is not None:
+            self._copy.is_nested &= is_tag or popped.ends_with_next
+            if self._is_translated:
+                self._end_copy(end)
+        elif not self._is_translated:
+            self._copy = _Copy(end, "div")
 
     def _take(self, tag: _Tag) -> None:
         element = self._elements[tag.number]
@@ -291,10 +300,9 @@ class _Reader:
         elif outer and is_void:
             self._add_tag("empty", tag, opened.name)
         elif outer:
-            self._begin_copy(tag, opened)
-        elif opened.is_translated:
-            self._is_copy_nested = False  # `translate=yes` within `translate=no`
-            self._end_copy(tag.start)
+            self._copy = _Copy(tag.start, opened.name)
+        elif opened.is_translated:  # `translate=yes` within `translate=no`
+            self._end_copy(tag.start, is_nested=False)
             self._pieces.append(Piece("block", tag.start, tag.end, name=opened.name))
 
     def _take_end(self, tag: _Tag, name: str) -> None:
@@ -305,27 +313,24 @@ class _Reader:
             is_nested &= self._stack[-1].ends_with_next
             self._pop(tag.start)
         self._space_copied(name)
-        if self._copied_from is None:
+        if self._copy is None:
             self._add_tag("end" if is_nested else "block", tag, name)
         self._pop(tag.end, is_tag=True)
 
     @property
     def _is_translated(self) -> bool:
-        return not self._stack or self._stack[-1].is_translated
+        return self._stack[-1].is_translated
 
     def _opened(self, element: HtmlElement, tag: _Tag) -> _Open:
         """Describe the element that a tag opens within the innermost open one."""
-        outer = self._stack[-1] if self._stack else None
+        outer = self._stack[-1]
         is_foreign = not _contains_html(element) and (
-            element.namespace is not Namespace.HTML
-            or (outer is not None and outer.is_foreign)
+            element.namespace is not Namespace.HTML or outer.is_foreign
         )
         name = element.tag
         is_raw = name in RAW_TEXT and not is_foreign
-        is_in_select = outer is not None and (
-            outer.is_in_select or outer.name == "select"
-        )
-        is_in_ruby = outer is not None and (outer.is_in_ruby or outer.name == "ruby")
+        is_in_select = outer.is_in_select or outer.name == "select"
+        is_in_ruby = outer.is_in_ruby or outer.name == "ruby"
         is_title = name == "title" and not (is_in_select or self._has_left_foreign)
         is_hidden = name == "template" or (is_raw and not is_title)
         # A formula's annotation is a second form of it, as a reading is of a word.
@@ -334,13 +339,11 @@ class _Reader:
         )
         is_readable = self._translate_attribute(element, tag)
         if is_readable is None:
-            is_readable = not is_code and (outer is None or outer.is_readable)
-        is_readable = is_readable and not is_hidden
+            is_readable = not is_code and outer.is_readable
         return _Open(
             tag.number,
             name,
-            is_translated=is_readable and not is_foreign,
-            is_readable=is_readable,
+            is_readable=is_readable and not is_hidden,
             is_foreign=is_foreign,
             is_raw=is_raw,
             is_in_select=is_in_select,
@@ -363,10 +366,10 @@ class _Reader:
         names = classes.split() if isinstance(classes, str) else classes
         if "notranslate" in names:
             return False
-        value = element.attrs.get("translate")
-        if value is None and "translate" not in element.attrs:
+        if "translate" not in element.attrs:
             return None
-        return {"no": False, "yes": True, "": True}.get(str(value or "").lower())
+        value = str(element.attrs["translate"] or "").lower()
+        return {"no": False, "yes": True, "": True}.get(value)
 
     def _add_tag(self, kind: PieceKind, tag: _Tag, name: str) -> None:
         if name in BLOCKS or self._has_dangling:
@@ -375,41 +378,35 @@ class _Reader:
 
     def _space_copied(self, name: str) -> None:
         """Add space to copied text where a block begins or ends in it."""
-        if self._copied_from is not None and name in BLOCKS:
-            self._copied_text.append(" ")
+        if self._copy is not None and name in BLOCKS:
+            self._copy.text.append(" ")
 
-    def _begin_copy(self, tag: _Tag, opened: _Open) -> None:
-        self._copied_from, self._copied_name = tag.start, opened.name
-        self._copied_text = []
-        self._is_copy_nested = True
-
-    def _end_copy(self, end: int) -> None:
-        if self._copied_from is None:
+    def _end_copy(self, end: int, *, is_nested: bool = True) -> None:
+        copy, self._copy = self._copy, None
+        if copy is None:
             return
-        name, text = self._copied_name, "".join(self._copied_text)
-        is_inline = name not in BLOCKS and self._is_copy_nested
-        is_inline = is_inline and not self._has_dangling
-        kind: PieceKind = "copied" if is_inline else "block"
-        text = "" if name in UNREADABLE else text
-        self._pieces.append(Piece(kind, self._copied_from, end, text, name))
-        self._copied_from, self._copied_text, self._copied_name = None, [], ""
+        is_nested &= copy.is_nested and not self._has_dangling
+        kind: PieceKind = "copied" if is_nested and copy.name not in BLOCKS else "block"
+        text = "" if copy.name in UNREADABLE else "".join(copy.text)
+        self._pieces.append(Piece(kind, copy.start, end, text, copy.name))
 
     def _between(self, start: int, end: int) -> bool:
         """Take the text between two tags; return whether all the rest must be
         copied."""
-        inner = self._stack[-1] if self._stack else None
-        if inner is not None and inner.is_raw:
+        inner = self._stack[-1]
+        if inner.is_raw:
             return self._raw(inner, start, end)
-        if start == end or (inner is not None and inner.is_foreign):
+        if start == end or inner.is_foreign:
             return False
         text = self._html[start:end]
         if RAW_START.search(text) or (self._has_foreign and CHARACTER_DATA in text):
-            self._is_copy_nested = False
+            if self._copy is not None:
+                self._copy.is_nested = False
             return False  # the tree does not contain it
         for piece in _markup_pieces(text, start):
-            if self._copied_from is not None:
-                self._copied_text.append(piece.text)
-                self._is_copy_nested &= piece.kind != "block"
+            if self._copy is not None:
+                self._copy.text.append(piece.text)
+                self._copy.is_nested &= piece.kind != "block"
             elif self._is_translated:
                 self._pieces.append(piece)
         return False
@@ -453,55 +450,29 @@ def _contains_html(element: HtmlElement) -> bool:
     return False
 
 
-def _markup_pieces(html: str, first: int) -> Iterator[Piece]:
-    """Text, comments, and tags without an element; a truncated tag is left out.
+def _markup_pieces(html: str, place: int) -> Iterator[Piece]:
+    """Text, comments, and tags without an element, from a place of the source on.
 
-    Offsets are those in `html` plus `first`.
+    A truncated tag is left out.
     """
     # The tokenizer skips malformed end tags, and so joins the text around them.
-    skipped = [match.start() for match in re.finditer(NO_TAG, html)]
-    place = 0
     for token in turbohtml.tokenize(
-        html, capture_source=True, resolve_references=False
+        html.replace(NO_TAG, NO_TAG_COMMENT),
+        capture_source=True,
+        resolve_references=False,
     ):
-        if token.type is TokenType.TEXT:
-            pieces = _text_pieces(token.data or "", place, skipped)
-        else:
-            pieces = _token_pieces(token, place, html)
-        for piece in pieces:
-            place = piece.end
-            yield piece._replace(start=first + piece.start, end=first + place)
-
-
-def _text_pieces(text: str, place: int, skipped: Sequence[int]) -> Iterator[Piece]:
-    """Text from a place on, cut where skipped tags stand, and these tags."""
-    while text:
-        number = bisect_left(skipped, place)
-        length = skipped[number] - place if number < len(skipped) else len(text)
-        part, text = text[:length], text[length:]
-        end = place + len(part)
-        if part:
-            yield from _cut_at_nul(part, place)
-        if text:
-            yield Piece("empty", end, end + len(NO_TAG))
-        place = end + len(NO_TAG)
-
-
-def _token_pieces(token: Token, place: int, html: str) -> Iterator[Piece]:
-    """Skipped tags at a place, and the token after them, which is no text."""
-    while html.startswith(NO_TAG, place):
-        yield Piece("empty", place, place + len(NO_TAG))
-        place += len(NO_TAG)
-    is_reference = token.type is TokenType.CHARACTER_REFERENCE
-    text = (token.data or "") if is_reference else ""
-    yield Piece(_kind_of(token.type), place, place + len(token.source or ""), text)
-
-
-def _cut_at_nul(text: str, place: int) -> Iterator[Piece]:
-    """Text from a place on; NULs are pieces without text, as no browser shows them."""
-    for match in NULS_OR_TEXT.finditer(text):
-        start, end = match.span()
-        yield Piece("text", place + start, place + end, match[0].strip("\0"))
+        if token.type is not TokenType.TEXT:
+            end = place + len(token.source or "")
+            is_reference = token.type is TokenType.CHARACTER_REFERENCE
+            text = (token.data or "") if is_reference else ""
+            yield Piece(_kind_of(token.type), place, end, text)
+            place = end
+            continue
+        # NULs are pieces without text, as no browser shows them.
+        for part in NULS_OR_TEXT.findall(token.data or ""):
+            end = place + len(part)
+            yield Piece("text", place, end, part.strip("\0"))
+            place = end
 
 
 def _kind_of(token: TokenType) -> PieceKind:
@@ -556,7 +527,7 @@ def split_html(
     source = Source(html)
     segments: list[Segment] = []
     place = 0
-    for block in _blocks(html_pieces(source)):
+    for block in _blocks(_Reader(source.text).read()):
         begin = place
         for segment, start, end in _segments_of(source, block, code, splits_lines):
             if place < start:
@@ -865,6 +836,9 @@ class _Sentence:
         return bool(between.strip())
 
 
+_start = attrgetter("start")
+
+
 class _PlacedSegment(NamedTuple):
     """Segment with its span in the source."""
 
@@ -932,10 +906,6 @@ def _adjacent(
         source.cut(opening, first.start), is_adjacent=True, is_kept=segment.is_kept
     )
     return [_PlacedSegment(copied, opening, first.start), *own]
-
-
-def _start(piece: Piece) -> int:
-    return piece.start
 
 
 def _has_own_letter(block: _Block, begin: int, end: int) -> bool:
@@ -1066,55 +1036,47 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
     """
     if len(tags) > MAX_TAGS:
         return None
-    # Start tags without their end tags so far, each with the children of its element;
-    # before them, the elements outside all others.
-    levels: list[tuple[_PlacedTag | None, list[Element]]] = [(None, [])]
+    # Elements around the next tag with their names and the children so far. The first
+    # one is for all that began before the sentence.
+    before = Element(start=0, end=length, opening="", begins_before=True)
+    levels: list[tuple[Element, str, list[Element]]] = [(before, "", [])]
     for tag in tags:
-        start, children = levels[-1]
+        element, name, children = levels[-1]
         if tag.kind == "start":
-            levels.append((tag, []))
+            opened = Element(
+                start=tag.at,
+                end=length,
+                opening=tag.source,
+                ends_after=True,
+                has_space_before=tag.has_space_before,
+            )
+            levels.append((opened, tag.name, []))
         elif tag.kind != "end":
-            single = _element(tag, tag.end, is_copied=tag.end > tag.at)
-            children.append(replace(single, has_space_after=tag.has_space_after))
-        elif start is None:
-            begun = Element(
-                start=0,
-                end=tag.at,
-                opening="",
-                closing=tag.source,
-                children=tuple(children),
-                begins_before=True,
+            single = Element(
+                start=tag.at,
+                end=tag.end,
+                opening=tag.source,
+                is_copied=tag.end > tag.at,
+                has_space_before=tag.has_space_before,
                 has_space_after=tag.has_space_after,
             )
-            levels = [(None, [begun])]
-        elif start.name == tag.name:
-            levels.pop()
-            levels[-1][1].append(_element(start, tag.at, children, tag))
-        else:
+            children.append(single)
+        elif element is not before and name != tag.name:
             return None
+        else:
+            ended = replace(
+                element,
+                end=tag.at,
+                closing=tag.source,
+                children=tuple(children),
+                ends_after=False,
+                has_space_after=tag.has_space_after,
+            )
+            levels.pop()
+            if not levels:  # it contains all elements so far
+                levels.append((before, "", []))
+            levels[-1][2].append(ended)
     while len(levels) > 1:
-        start, children = levels.pop()
-        assert start is not None
-        unclosed = _element(start, length, children)
-        levels[-1][1].append(replace(unclosed, ends_after=True))
-    return tuple(levels[0][1])
-
-
-def _element(
-    tag: _PlacedTag,
-    end: int,
-    children: Sequence[Element] = (),
-    end_tag: _PlacedTag | None = None,
-    *,
-    is_copied: bool = False,
-) -> Element:
-    return Element(
-        start=tag.at,
-        end=end,
-        opening=tag.source,
-        closing=end_tag.source if end_tag else "",
-        children=tuple(children),
-        is_copied=is_copied,
-        has_space_before=tag.has_space_before,
-        has_space_after=end_tag is not None and end_tag.has_space_after,
-    )
+        element, _, children = levels.pop()
+        levels[-1][2].append(replace(element, children=tuple(children)))
+    return tuple(levels[0][2])

@@ -122,7 +122,11 @@ class UnigramModel:
         """Spell unknown pieces by bytes."""
         spelled: list[str] = []
         for piece in pieces:
-            spelled += [piece] if piece in self._known else bytes_of(piece)
+            if piece in self._known:
+                spelled.append(piece)
+            else:
+                encoded = piece.encode("utf-8", "replace")
+                spelled += [BYTE_NAMES[byte] for byte in encoded]
         return spelled
 
     @cached_property
@@ -262,14 +266,9 @@ class SentencePieceTokenizer:
             "source": _record(self.source),
             "target": _record(self.target),
         }
-        if self.target_vocab_size is not None:
-            content["target_vocab_size"] = self.target_vocab_size
-        if self.added:
-            content["added"] = self.added
-        if self.silent:
-            content["silent"] = self.silent
-        if self.corpus_tags:
-            content["corpus_tags"] = self.corpus_tags
+        for name in ("target_vocab_size", "added", "silent", "corpus_tags"):
+            if value := getattr(self, name):
+                content[name] = value
         return json.dumps(content, ensure_ascii=False)
 
     @classmethod
@@ -349,11 +348,6 @@ class SentencePieceTokenizer:
     def unknown(self) -> int:
         """Id of the piece that stands for all unknown ones."""
         return self.vocabulary.index(UNKNOWN)
-
-
-def bytes_of(text: str) -> list[str]:
-    """Return the pieces of a text's bytes."""
-    return [BYTE_NAMES[byte] for byte in text.encode("utf-8", "replace")]
 
 
 def _unspelled(pieces: Iterable[str]) -> list[str]:

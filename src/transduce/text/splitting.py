@@ -217,58 +217,53 @@ class _Stop:
         return len(word) > 1 or self.line[found.end() : found.end() + 1] != "."
 
 
-def sentence_ends(line: str, language: str | None = None) -> list[tuple[int, int]]:
-    """Ends of all sentences but the last, each with the beginning of the next.
-
-    The language is a base language, such as "de", or unknown. The two offsets enclose
-    white space, if there is any.
-    """
-    table = abbreviations(language)
-    known = _LibraryEnds(line, language)
-    quotes = _Quotes(line, language)
-    found: list[tuple[int, int]] = []
-    begin = len(line) - len(line.lstrip())
-    last = len(line.rstrip())
-    emphasis = _ends_of_emphasis(line)
-    for match in (GREEK_STOP if language == "el" else STOP).finditer(line):
-        end = quotes.end_of_closers(match.end("marks"), match.end())
-        if end >= last:
-            break
-        closers = match["closers"] or ""
-        closers = ALL_UNSEEN.sub("", closers[: max(end - match.end("marks"), 0)])
-        notes = match.start("notes")
-        stop = _Stop(
-            line=line,
-            begin=begin,
-            start=match.start(),
-            marks=match["marks"],
-            closers=closers,
-            notes=line[notes:end],
-            ends_emphasis=any(place in emphasis for place in range(notes, end)),
-            end=end,
-        )
-        judgement = _judge(stop, table)
-        if judgement == "unknown":
-            judgement = "end" if known.has_end(stop) else "inside"
-        if judgement == "end":
-            begin = end + len(stop.space)
-            found.append((end, begin))
-    return found
-
-
 def sentence_spans(
     line: str, language: str | None = None, *, splits_lines: bool = True
 ) -> Iterator[tuple[int, int]]:
     """Spans of the sentences of a line, without the space around them.
 
-    Without `splits_lines` the line is one sentence.
+    The language is a base language, such as "de", or unknown. Without `splits_lines`
+    the line is one sentence.
     """
     begin, last = len(line) - len(line.lstrip()), len(line.rstrip())
-    for end, next_begin in sentence_ends(line, language) if splits_lines else ():
-        yield begin, end
-        begin = next_begin
+    if splits_lines:
+        for end, begin_of_next in _sentence_ends(line, begin, last, language):
+            yield begin, end
+            begin = begin_of_next
     if begin < last:
         yield begin, last
+
+
+def _sentence_ends(
+    line: str, begin: int, last: int, language: str | None
+) -> Iterator[tuple[int, int]]:
+    """End of each sentence but the last, with the beginning of the next one.
+
+    Text begins at `begin` and ends at `last`.
+    """
+    table = abbreviations(language)
+    known = _LibraryEnds(line, language)
+    quotes = _Quotes(line, language)
+    emphasis = _ends_of_emphasis(line)
+    for match in (GREEK_STOP if language == "el" else STOP).finditer(line):
+        end_of_marks, notes = match.end("marks"), match.start("notes")
+        end = quotes.end_of_closers(end_of_marks, match.end())
+        if end >= last:
+            break
+        stop = _Stop(
+            line=line,
+            begin=begin,
+            start=match.start(),
+            marks=match["marks"],
+            closers=ALL_UNSEEN.sub("", line[end_of_marks : min(end, notes)]),
+            notes=line[notes:end],
+            ends_emphasis=any(place in emphasis for place in range(notes, end)),
+            end=end,
+        )
+        judgement = _judge(stop, table)
+        if judgement == "end" or (judgement == "unknown" and known.has_end(stop)):
+            begin = end + len(stop.space)
+            yield end, begin
 
 
 def _judge(stop: _Stop, table: Abbreviations) -> Judgement:
@@ -309,8 +304,10 @@ def _is_wide_point(stop: _Stop) -> bool:
 
 def _judge_closed(stop: _Stop, table: Abbreviations) -> Judgement:
     """Judge a stop before a closing sign: "(e.g.) A" is one sentence."""
-    is_bracketed = stop.closers[0] in ")]}"
-    is_short = stop.marks == "." and is_bracketed and _is_short_form(stop, table)
+    if stop.marks != "." or stop.closers[0] not in ")]}":
+        return "end"
+    word = stop.before.lower()
+    is_short = word in table.never or PARTS.match(word)
     return "inside" if is_short else "end"
 
 
@@ -338,11 +335,6 @@ def _has_doubtful_note(stop: _Stop, table: Abbreviations) -> bool:
     is_doubtful = is_sign or (is_numeric and not YEAR.match(stop.before))
     is_certain = stop.ends_emphasis or stop.is_before_starter(table)
     return is_doubtful and not is_certain
-
-
-def _is_short_form(stop: _Stop, table: Abbreviations) -> bool:
-    word = stop.before.lower()
-    return word in table.never or PARTS.match(word) is not None
 
 
 def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
@@ -767,7 +759,8 @@ def _fitting(
             if length <= max_tokens:
                 fitting.append(part)
             else:
-                fitting += _packed(_pieces(part, end), max_tokens, count_tokens)
+                pieces = list(filter(None, end.split(part)))
+                fitting += _packed(pieces, max_tokens, count_tokens)
         parts = fitting
     return parts
 
@@ -788,8 +781,3 @@ def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> li
             capacity = max_tokens
         capacity -= length
     return ["".join(part).strip() for part in packed]
-
-
-def _pieces(text: str, end: re.Pattern[str]) -> list[str]:
-    """Cut a text wherever the pattern finds an end."""
-    return [piece for piece in end.split(text) if piece]

@@ -34,6 +34,10 @@ square; longer ones keep their usual pieces."""
 
 Ids = tuple[int, ...]
 Value = TypeVar("Value")
+Segmented = tuple[
+    Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
+]
+"""Ids of sentences, one after the other, and the bounds between the sentences."""
 
 
 class Sampler(Protocol):
@@ -44,9 +48,7 @@ class Sampler(Protocol):
         ids: Integer[np.ndarray, " ids"],
         offsets: Integer[np.ndarray, " sentences_and_one"],
         random: np.random.Generator,
-    ) -> tuple[
-        Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
-    ]:
+    ) -> Segmented:
         """Return the ids and offsets of the sentences with sampled pieces.
 
         `ids` are the usual pieces of all sentences, one after the other, and `offsets`
@@ -58,11 +60,10 @@ class Sampler(Protocol):
 class _Cache(dict[object, Value], Generic[Value]):
     """Cache that is emptied when it is full."""
 
-    def add(self, key: object, value: Value) -> Value:
+    def add(self, key: object, value: Value) -> None:
         if len(self) >= MAX_CACHED:
             self.clear()
         self[key] = value
-        return value
 
 
 def can_drop_merges(tokenizer: SubwordTokenizer) -> bool:
@@ -124,9 +125,7 @@ class BytePairSampler:
         ids: Integer[np.ndarray, " ids"],
         offsets: Integer[np.ndarray, " sentences_and_one"],
         random: np.random.Generator,
-    ) -> tuple[
-        Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
-    ]:
+    ) -> Segmented:
         if self._rate == 0 or not len(ids):
             return ids, offsets
         bounds = _word_bounds(self._begins[ids], offsets)
@@ -278,9 +277,7 @@ class UnigramSampler:
         ids: Integer[np.ndarray, " ids"],
         offsets: Integer[np.ndarray, " sentences_and_one"],
         random: np.random.Generator,
-    ) -> tuple[
-        Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]
-    ]:
+    ) -> Segmented:
         if not len(ids):
             return ids, offsets
         begins = self._begins[ids].copy()
@@ -371,7 +368,7 @@ def _with_words(
     bounds: Integer[np.ndarray, " words_and_one"],
     changed: Integer[np.ndarray, " changed"],
     sampled: Sequence[Sequence[int]],
-) -> tuple[Integer[np.ndarray, " new_ids"], Integer[np.ndarray, " sentences_and_one"]]:
+) -> Segmented:
     """Return the ids and offsets of sentences of which some words have changed."""
     lengths = np.diff(bounds)
     lengths[changed] = [len(word) for word in sampled]

@@ -268,7 +268,7 @@ class SubwordTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of ids, without special tokens."""
         pieces = "".join(self._piece_of[i] for i in ids if i > EOS)
-        return normalize(_unspell(pieces))
+        return normalize(_BYTES.sub(_text_of, pieces))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Return readable pieces; the first piece of a word starts with a space."""
@@ -757,10 +757,6 @@ def _with_words(
 
 def _bytes_of(match: re.Match[str]) -> str:
     return "".join(BYTE_PIECES[b] for b in match[0].encode())
-
-
-def _unspell(pieces: str) -> str:
-    return _BYTES.sub(_text_of, pieces)
 
 
 def _text_of(match: re.Match[str]) -> str:

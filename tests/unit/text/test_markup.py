@@ -247,6 +247,7 @@ def test_a_copied_element_is_not_found_within_a_word_before_a_vowel_sign() -> No
         ("<b>a<i>b</b>c</i>", ["ab", "c"]),
         ("Am 3.<b> Mai</b> kam er.", ["Am 3. Mai kam er."]),
         ("a</>b", ["ab"]),
+        ("a</><b>c</b></> d<!-- x --></><i>e</i>", ["ac de"]),
         ("Ein\0 Hund. \0Ei\0ne Katze.\0\0 Tot", ["Ein Hund.", "Eine Katze.", "Tot"]),
         ("<code>Er. B\0c</code> geht. Ja\0", ["Er. Bc geht.", "Ja"]),
         ("a <span translate=no>b<q>c</span>d", ["a", "d"]),
