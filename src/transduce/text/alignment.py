@@ -79,36 +79,6 @@ class TranslationTable:
         )
 
 
-def ibm_model_1(
-    pairs: Iterable[IdPair], iterations: int = ITERATIONS
-) -> TranslationTable:
-    """Learn t(target | source) by expectation maximisation.
-
-    Pairs with an empty side are left out. Memory is about 30 bytes for each pair of a
-    source and a target word in the same sentence pair, so the caller limits these.
-    """
-    corpus = _Corpus.of(pairs)
-    keys = _distinct(corpus.keys(links) for links in corpus.links())
-    indices = [
-        np.searchsorted(keys, corpus.keys(links)).astype(np.int32)
-        for links in corpus.links()
-    ]
-    source, target = np.divmod(keys, corpus.num_targets)
-    starts = np.flatnonzero(np.diff(source, prepend=-1))
-    sizes = np.diff(starts, append=len(source))
-    probability = np.full(len(keys), 1 / max(corpus.num_targets, 1))
-    for _ in range(iterations):
-        counts = np.zeros(len(keys))
-        for links, index in zip(corpus.links(), indices, strict=True):
-            terms = probability[index]
-            sums = np.add.reduceat(terms, links.starts)
-            terms /= np.repeat(sums, links.sizes)
-            counts += np.bincount(index, terms, minlength=len(keys))
-        totals = np.add.reduceat(counts, starts) if len(starts) else counts
-        probability = counts / np.repeat(totals, sizes)
-    return TranslationTable(source=source - 1, target=target, probability=probability)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedPairs:
     """Sentence pairs as ids; the sentences of a side follow one another."""
@@ -156,6 +126,34 @@ class EncodedPairs:
             source_ends=self.target_ends,
             target_ends=self.source_ends,
         )
+
+
+def ibm_model_1(pairs: EncodedPairs, iterations: int = ITERATIONS) -> TranslationTable:
+    """Learn t(target | source) by expectation maximisation.
+
+    Pairs with an empty side are left out. Memory is about 30 bytes for each pair of a
+    source and a target word in the same sentence pair, so the caller limits these.
+    """
+    corpus = _Corpus.of(pairs)
+    keys = _distinct(corpus.keys(links) for links in corpus.links())
+    indices = [
+        np.searchsorted(keys, corpus.keys(links)).astype(np.int32)
+        for links in corpus.links()
+    ]
+    source, target = np.divmod(keys, corpus.num_targets)
+    starts = np.flatnonzero(np.diff(source, prepend=-1))
+    sizes = np.diff(starts, append=len(source))
+    probability = np.full(len(keys), 1 / max(corpus.num_targets, 1))
+    for _ in range(iterations):
+        counts = np.zeros(len(keys))
+        for links, index in zip(corpus.links(), indices, strict=True):
+            terms = probability[index]
+            sums = np.add.reduceat(terms, links.starts)
+            terms /= np.repeat(sums, links.sizes)
+            counts += np.bincount(index, terms, minlength=len(keys))
+        totals = np.add.reduceat(counts, starts) if len(starts) else counts
+        probability = counts / np.repeat(totals, sizes)
+    return TranslationTable(source=source - 1, target=target, probability=probability)
 
 
 def likeliest_targets(
@@ -290,24 +288,21 @@ class _Corpus:
     num_targets: int
 
     @classmethod
-    def of(cls, pairs: Iterable[IdPair]) -> "_Corpus":
-        sources: list[Int32[np.ndarray, " _"]] = []
-        targets: list[Int32[np.ndarray, " _"]] = []
-        for source, target in pairs:
-            if len(source) and len(target):
-                sources.append(np.array([NULL, *source], dtype=np.int32) + np.int32(1))
-                targets.append(np.array(target, dtype=np.int32))
-        source_sizes = np.array([len(each) for each in sources], dtype=np.int64)
-        target_sizes = np.array([len(each) for each in targets], dtype=np.int64)
+    def of(cls, pairs: EncodedPairs) -> "_Corpus":
+        """Take the pairs without an empty side."""
+        source_sizes = np.diff(pairs.source_ends, prepend=0)
+        target_sizes = np.diff(pairs.target_ends, prepend=0)
+        is_used = (source_sizes > 0) & (target_sizes > 0)
+        sources = pairs.sources[np.repeat(is_used, source_sizes)]
+        targets = pairs.targets[np.repeat(is_used, target_sizes)]
+        source_sizes, target_sizes = source_sizes[is_used], target_sizes[is_used]
         begins = np.cumsum(source_sizes) - source_sizes
-        none = [np.zeros(0, dtype=np.int32)]
-        target_ids = np.concatenate(targets or none)
         return cls(
-            source=np.concatenate(sources or none),
-            target=target_ids,
-            first=np.repeat(begins, target_sizes),
-            sizes=np.repeat(source_sizes, target_sizes),
-            num_targets=int(target_ids.max(initial=0)) + 1,
+            source=np.insert(sources, begins, NULL) + np.int32(1),
+            target=targets,
+            first=np.repeat(begins + np.arange(len(begins)), target_sizes),
+            sizes=np.repeat(source_sizes + 1, target_sizes),
+            num_targets=int(targets.max(initial=0)) + 1,
         )
 
     def links(self) -> Iterator[_Links]:
@@ -428,13 +423,12 @@ def learn_dictionary(
     links = sum(_num_links(pair) for pair in _usable(read()))
     every = sampling_interval(links, max_links)
     words = _Words(tokenizer)
-    pairs: list[IdPair] = [
+    pairs = EncodedPairs.of(
         (words.ids(pair.source), words.ids(pair.target))
         for pair in islice(_usable(read()), 0, None, every)
-    ]
-    forward = ibm_model_1(pairs)
-    backward = ibm_model_1((target, source) for source, target in pairs)
-    table = symmetrized(forward, backward).best(min_probability=MIN_PROBABILITY)
+    )
+    products = symmetrized(ibm_model_1(pairs), ibm_model_1(pairs.swapped()))
+    table = products.best(min_probability=MIN_PROBABILITY)
     known = list(words.id_of)
     translations = ((known[source], known[target]) for source, target in table.items())
     return WordDictionary(

@@ -217,38 +217,26 @@ SCRIPTS_OF_SUBTAG = {
     "Kore": ("Hang", "Hani"),
 }  # fmt: skip
 """Scripts that a script subtag of several scripts, or of a part of one, stands for."""
-SCRIPTS_OF_LANGUAGE = {
-    **dict.fromkeys(
-        ("ar", "ckb", "fa", "ks", "ps", "sd", "ug", "ur"), ("Arab",)
-    ),
-    **dict.fromkeys(
-        (
-            "ab", "av", "ba", "be", "bg", "ce", "cu", "cv", "kv", "ky", "mk", "os",
-            "ru", "sah", "tg", "tt", "uk",
-        ),
-        ("Cyrl",),
-    ),
-    **dict.fromkeys(("bho", "hi", "mai", "mr", "ne", "sa"), ("Deva",)),
-    **dict.fromkeys(("am", "ti"), ("Ethi",)),
-    **dict.fromkeys(("he", "yi"), ("Hebr",)),
-    **dict.fromkeys(("as", "bn"), ("Beng",)),
-    **dict.fromkeys(("bo", "dz"), ("Tibt",)),
-    **dict.fromkeys(("mnw", "my", "shn"), ("Mymr",)),
-    **dict.fromkeys(("lzh", "wuu", "yue", "zh"), ("Hani",)),
-    # Min Nan and Hakka are also written in Latin letters.
-    **dict.fromkeys(("hak", "nan"), ("Hani", "Latn")),
-    # Languages in transition, or with two written forms.
-    **dict.fromkeys(("az", "bs", "crh", "sr", "tk", "uz"), ("Cyrl", "Latn")),
-    **dict.fromkeys(("ku", "ms"), ("Arab", "Latn")),
-    "chr": ("Cher",), "dv": ("Thaa",), "el": ("Grek",), "gu": ("Gujr",),
-    "hy": ("Armn",), "ii": ("Yiii",), "iu": ("Cans", "Latn"), "ja": ("Hani", "Kana"),
-    "jv": ("Java", "Latn"), "ka": ("Geor",), "kk": ("Arab", "Cyrl", "Latn"),
-    "km": ("Khmr",), "kn": ("Knda",), "ko": ("Hang", "Hani"), "lo": ("Laoo",),
-    "ml": ("Mlym",), "mn": ("Cyrl", "Mong"), "or": ("Orya",),
-    "pa": ("Arab", "Guru"), "sat": ("Olck", "Deva", "Latn"), "si": ("Sinh",),
-    "ta": ("Taml",), "te": ("Telu",), "th": ("Thai",),
+LANGUAGES_OF_SCRIPTS = {
+    "Arab": "ar ckb fa ks ps sd ug ur", "Armn": "hy", "Beng": "as bn", "Cher": "chr",
+    "Cyrl": "ab av ba be bg ce cu cv kv ky mk os ru sah tg tt uk",
+    "Deva": "bho hi mai mr ne sa", "Ethi": "am ti", "Geor": "ka", "Grek": "el",
+    "Gujr": "gu", "Hani": "lzh wuu yue zh", "Hebr": "he yi", "Khmr": "km",
+    "Knda": "kn", "Laoo": "lo", "Mlym": "ml", "Mymr": "mnw my shn", "Orya": "or",
+    "Sinh": "si", "Taml": "ta", "Telu": "te", "Thaa": "dv", "Thai": "th",
+    "Tibt": "bo dz", "Yiii": "ii",
+    # Languages in transition, or with several written forms.
+    "Arab Cyrl Latn": "kk", "Arab Guru": "pa", "Arab Latn": "ku ms",
+    "Cans Latn": "iu", "Cyrl Latn": "az bs crh sr tk uz", "Cyrl Mong": "mn",
+    "Hang Hani": "ko", "Hani Kana": "ja", "Hani Latn": "hak nan", "Java Latn": "jv",
+    "Olck Deva Latn": "sat",
 }  # fmt: skip
-"""Scripts of languages that are not written in Latin letters alone."""
+"""Languages that are not written in Latin letters alone, by their scripts."""
+SCRIPTS_OF_LANGUAGE = {
+    language: tuple(scripts.split())
+    for scripts, languages in LANGUAGES_OF_SCRIPTS.items()
+    for language in languages.split()
+}
 WORD_MARKS = "".join(
     character
     for character in map(chr, chain(range(0x300, 0x2000), range(0xA66F, 0xAC00)))

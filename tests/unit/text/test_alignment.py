@@ -1,6 +1,7 @@
 """IBM model 1 against a hand-computed example and the sum over all alignments."""
 
 import threading
+from collections.abc import Iterable
 from itertools import product
 from math import log, prod
 
@@ -10,8 +11,10 @@ import pytest
 from transduce.native import library
 from transduce.text import alignment
 from transduce.text.alignment import (
+    ITERATIONS,
     NULL,
     EncodedPairs,
+    IdPair,
     TranslationTable,
     ibm_model_1,
     likeliest_targets,
@@ -19,6 +22,10 @@ from transduce.text.alignment import (
 )
 
 PAIRS = [([0, 1], [0, 1]), ([0], [0])]
+
+
+def model_1(pairs: Iterable[IdPair], iterations: int = ITERATIONS) -> TranslationTable:
+    return ibm_model_1(EncodedPairs.of(pairs), iterations)
 
 
 def entries(table: TranslationTable) -> dict[tuple[int, int], float]:
@@ -38,7 +45,7 @@ def random_pairs(number: int = 60) -> list[tuple[list[int], list[int]]]:
 
 
 def test_the_first_iteration_is_as_computed_by_hand() -> None:
-    table = ibm_model_1(PAIRS, iterations=1)
+    table = model_1(PAIRS, iterations=1)
     # Expected counts: of the first pair a third each, of the second a half each.
     expected = {
         (NULL, 0): 5 / 7,
@@ -84,14 +91,14 @@ def test_three_iterations_equal_the_sum_over_all_alignments(
 ) -> None:
     pairs = random_pairs(12)
     expected = brute_force(pairs, 3)
-    assert entries(ibm_model_1(pairs, 3)) == pytest.approx(expected)
+    assert entries(model_1(pairs, 3)) == pytest.approx(expected)
     monkeypatch.setattr(alignment, "CHUNK_LINKS", 7)
-    assert entries(ibm_model_1(pairs, 3)) == pytest.approx(expected)
+    assert entries(model_1(pairs, 3)) == pytest.approx(expected)
 
 
 def log_likelihood(pairs: list[tuple[list[int], list[int]]], iterations: int) -> float:
     """Log-probability of the targets, without that of their lengths."""
-    probability = entries(ibm_model_1(pairs, iterations))
+    probability = entries(model_1(pairs, iterations))
     return sum(
         log(
             sum(probability[link, word] for link in [NULL, *source]) / (1 + len(source))
@@ -108,7 +115,7 @@ def test_the_likelihood_never_falls() -> None:
 
 
 def test_the_probabilities_of_each_source_word_sum_to_one() -> None:
-    table = ibm_model_1(random_pairs())
+    table = model_1(random_pairs())
     for word in [NULL, *range(9)]:
         assert table.probability[table.source == word].sum() == pytest.approx(1)
 
@@ -119,37 +126,35 @@ def test_words_that_occur_together_are_translations() -> None:
     for _ in range(300):
         source = random.integers(30, size=6).tolist()
         pairs.append((source, random.permutation([29 - i for i in source]).tolist()))
-    assert ibm_model_1(pairs).best() == {i: 29 - i for i in range(30)}
+    assert model_1(pairs).best() == {i: 29 - i for i in range(30)}
 
 
 def test_both_directions_keep_a_rare_word_from_taking_frequent_ones() -> None:
     # Word 9 occurs once, beside frequent words that all have a translation.
     pairs = [([0, 1], [0, 1]), ([0], [0]), ([1], [1])] * 5 + [([0, 1, 9], [0, 1])]
-    forward = ibm_model_1(pairs)
-    backward = ibm_model_1((target, source) for source, target in pairs)
+    forward = model_1(pairs)
+    backward = model_1([(target, source) for source, target in pairs])
     assert 9 in forward.best(min_probability=0.2)
     assert symmetrized(forward, backward).best(min_probability=0.2) == {0: 0, 1: 1}
 
 
 def test_products_of_both_directions_are_those_of_their_entries() -> None:
     pairs = random_pairs(20)
-    forward = entries(ibm_model_1(pairs))
-    backward = entries(ibm_model_1([(target, source) for source, target in pairs]))
+    forward = entries(model_1(pairs))
+    backward = entries(model_1([(target, source) for source, target in pairs]))
     expected = {
         (source, target): value * backward[target, source]
         for (source, target), value in forward.items()
         if source != NULL
     }
-    both = symmetrized(ibm_model_1(pairs), ibm_model_1([(t, s) for s, t in pairs]))
+    both = symmetrized(model_1(pairs), model_1([(t, s) for s, t in pairs]))
     assert entries(both) == pytest.approx(expected)
 
 
 def test_pairs_with_an_empty_side_and_empty_corpora_are_allowed() -> None:
-    assert entries(ibm_model_1([*PAIRS, ([], [3]), ([7], [])])) == entries(
-        ibm_model_1(PAIRS)
-    )
-    assert ibm_model_1([]).best() == {}
-    assert symmetrized(ibm_model_1([]), ibm_model_1([])).best() == {}
+    assert entries(model_1([*PAIRS, ([], [3]), ([7], [])])) == entries(model_1(PAIRS))
+    assert model_1([]).best() == {}
+    assert symmetrized(model_1([]), model_1([])).best() == {}
 
 
 def test_encoded_pairs_are_read_back_in_both_directions() -> None:
@@ -183,7 +188,7 @@ def test_signals_act_while_likeliest_targets_are_learned(
 @pytest.mark.parametrize("num_threads", [1, 3])
 def test_likeliest_targets_are_those_of_the_whole_table(num_threads: int) -> None:
     pairs = random_pairs(200)
-    whole = entries(ibm_model_1(pairs))
+    whole = entries(model_1(pairs))
     found = entries(
         likeliest_targets(EncodedPairs.of(pairs), 4, num_threads=num_threads)
     )
