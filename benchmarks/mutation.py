@@ -68,8 +68,7 @@ GROUPS = {
         modules=tuple(
             f"decoding/{name}.py"
             for name in (
-                "beam_search", "candidates", "greedy_search", "native_decoder",
-                "native_search", "search",
+                "beam_search", "candidates", "native_decoder", "search",
             )
         ),
         tests=(

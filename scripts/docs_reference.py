@@ -481,7 +481,7 @@ ERRORS = (
 )
 FIRST = ("load", "Translator", "train", "resume")
 """Public names that the page begins with."""
-SEARCH = ("search.Decoder", "beam_search.beam_search", "greedy_search.greedy_search")
+SEARCH = ("search.Decoder", "beam_search.beam_search", "beam_search.greedy_search")
 
 
 def python_page() -> str:

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from transduce.decoding import backend
-from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.beam_search import BeamSearch, GreedySearch
 from transduce.decoding.candidates import Excluded
-from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.native_decoder import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoder, Hypothesis, Search, run_search
 from transduce.native import api

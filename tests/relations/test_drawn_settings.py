@@ -18,8 +18,7 @@ from transduce.architectures.config import ArchitectureConfig
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import build
 from transduce.data.tensors import Batch, pad_rows
-from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.beam_search import BeamSearch, GreedySearch
 from transduce.decoding.native_decoder import (
     NativeGreedySearch,
     NativeModel,

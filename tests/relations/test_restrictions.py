@@ -20,13 +20,12 @@ from transformers import MarianConfig, MarianMTModel
 
 from transduce.decoding import candidates, native_decoder
 from transduce.decoding.backend import start_search
-from transduce.decoding.beam_search import BeamSearch
+from transduce.decoding.beam_search import BeamSearch, GreedySearch
 from transduce.decoding.candidates import (
     CandidateQuery,
     find_candidates,
     restrictions_after,
 )
-from transduce.decoding.greedy_search import GreedySearch
 from transduce.decoding.search import Hypothesis, run_search
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.errors import ConfigError

@@ -1,33 +1,32 @@
-"""Beam search (section 6.1).
+"""Beam search and greedy search (section 6.1).
 
-The search reads logits and returns the rows to keep. Its semantics are those of the
-paper's own code: each step considers the 2 * beam_size likeliest continuations of a
-sentence. Those with the end token become finished hypotheses and take no place in the
-beam; the best beam_size others continue. A sentence is done when no live hypothesis can
-still enter its `num_best` finished ones, or, with `patience`, when enough hypotheses
-have finished.
+A search reads logits and returns the rows to keep. The semantics of beam search are
+those of the paper's own code: each step considers the 2 * beam_size likeliest
+continuations of a sentence. Those with the end token become finished hypotheses and
+take no place in the beam; the best beam_size others continue. A sentence is done when
+no live hypothesis can still enter its `num_best` finished ones, or, with `patience`,
+when enough hypotheses have finished.
 
-A beam of one compares finished hypotheses of different lengths, which greedy search
-does not. A wider beam may find a lower score: hypotheses that look better for a few
-steps can push the later winner out of the beam. Without patience, and with a beam wide
-enough to drop no hypothesis, the best score of all is found.
+A wider beam may find a lower score: hypotheses that look better for a few steps can
+push the later winner out of the beam. Without patience, and with a beam wide enough to
+drop no hypothesis, the best score of all is found.
+
+Greedy search takes the likeliest token at each step. It differs from beam search with a
+beam of one, which compares finished hypotheses of different lengths.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Int64
 
 from transduce.decoding.candidates import (
     NOT_FORCED,
     CandidateQuery,
-    Candidates,
     Excluded,
-    Restrictions,
     excluded_now,
     find_candidates,
     restrictions_after,
@@ -42,8 +41,6 @@ from transduce.decoding.search import (
 )
 from transduce.search_config import SearchConfig
 
-FIRST_COLUMNS = 32
-"""Tokens that a new state can hold; twice as many whenever they are not enough."""
 UNLIMITED = 2**62
 """Limit that no search reaches, of tokens or of hypotheses."""
 
@@ -91,179 +88,233 @@ def beam_search(
     return run_search(decoder, search, bos)
 
 
-@dataclass(slots=True, kw_only=True)
-class SentenceArrays:
-    """Arrays whose first axis is the live sentences."""
+def greedy_search(
+    decoder: Decoder,
+    max_lengths: Sequence[int],
+    config: SearchConfig,
+    *,
+    bos: int,
+    eos: int,
+    excluded: Excluded = (),
+    prefixes: Sequence[Sequence[int]] | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the one hypothesis of each sentence.
 
-    def keep(self, is_kept: Bool[np.ndarray, " sentences"]) -> None:
-        """Drop all other sentences."""
-        for field in fields(self):
-            setattr(self, field.name, getattr(self, field.name)[is_kept])
-
-    def join(self, other: "SentenceArrays") -> None:
-        """Append the sentences of arrays of the same shapes."""
-        for field in fields(self):
-            both = getattr(self, field.name), getattr(other, field.name)
-            setattr(self, field.name, np.concatenate(both))
+    The arguments are those of `beam_search`. The length penalty affects only the score.
+    """
+    search = GreedySearch(max_lengths, config, eos, excluded, prefixes)
+    return run_search(decoder, search, bos)
 
 
-@dataclass(slots=True, kw_only=True)
-class HypothesisArrays(SentenceArrays):
-    """Tokens of several hypotheses of each sentence, padded to as many `columns`."""
+class _PartialHypothesis(NamedTuple):
+    """A hypothesis as its last token and the hypothesis that it continues."""
 
-    tokens: Int64[np.ndarray, "sentences number columns"]
-    sums: Float64[np.ndarray, "sentences number columns"]
-    """Log-probability of each hypothesis up to each of its tokens."""
+    before: "_PartialHypothesis | None"
+    """None for the empty hypothesis."""
+    token: int
+    total: float
+    """Log-probability of all tokens; in greedy search of this token alone."""
+
+    def tokens(self) -> list["_PartialHypothesis"]:
+        """Return the hypotheses that end with each token, in their order."""
+        found = []
+        last = self
+        while last.before is not None:
+            found.append(last)
+            last = last.before
+        return found[::-1]
+
+
+class _BeamSentence(Sentence):
+    """A sentence with its live and its finished hypotheses, best first."""
+
+    def __init__(
+        self,
+        max_length: int,
+        prefix: Sequence[int],
+        eos: int,
+        config: SearchConfig,
+        max_hypotheses: int,
+    ) -> None:
+        super().__init__()
+        self.beam = [_PartialHypothesis(None, -1, 0.0)]
+        """Live hypotheses: one before the first step, then `beam_size`."""
+        self.parents = [0]
+        """Numbers, in the beam before, of the hypotheses that these continue."""
+        self.coverage = [0.0]
+        """Coverage of each live hypothesis; 0 without a coverage penalty."""
+        self._finished: list[Hypothesis] = []
+        self._num_finished = 0
+        """Number of hypotheses that have finished, whether they were kept or not."""
+        self._length = 0
+        """Tokens of each live hypothesis."""
+        self._max_length = max_length
+        self._prefix = prefix
+        self._eos = eos
+        self._config = config
+        self._max_hypotheses = max_hypotheses
 
     @property
-    def columns(self) -> int:
-        """Number of tokens that a hypothesis can have."""
-        return self.tokens.shape[2]
+    def forced(self) -> int:
+        """The only token that may come next, or `NOT_FORCED`."""
+        if self._length < len(self._prefix):
+            return self._prefix[self._length]
+        return NOT_FORCED
 
-    def widen(self, columns: int) -> None:
-        """Add columns for more tokens."""
-        padding = ((0, 0), (0, 0), (0, columns - self.columns))
-        self.tokens = np.pad(self.tokens, padding)
-        self.sums = np.pad(self.sums, padding)
+    @property
+    def totals(self) -> list[float]:
+        """Log-probabilities by which candidates are ranked, with that of the next."""
+        return [each.total for each in self.beam]
+
+    def restricted(self) -> Iterator[list[int] | None]:
+        """Yield the tokens of each live hypothesis; None if nothing restricts it."""
+        is_forced = self.forced != NOT_FORCED
+        for hypothesis, total in zip(self.beam, self.totals, strict=True):
+            is_free = not is_forced and total > -math.inf
+            yield [each.token for each in hypothesis.tokens()] if is_free else None
+
+    def grow(self, totals: list[float], parents: list[int], tokens: list[int]) -> bool:
+        """Continue with the best of these candidates; return whether it is done."""
+        are_ends = [
+            token == self._eos and total > -math.inf
+            for token, total in zip(tokens, totals, strict=True)
+        ]
+        if self._length >= self._config.min_length:
+            self._finish(are_ends, totals, parents)
+        # At most one candidate of each hypothesis ends, so there are enough others.
+        others = [k for k, is_end in enumerate(are_ends) if not is_end]
+        ranks = others[: self._config.beam_size]
+        best = _largest([totals[k] for k in ranks])
+        is_dead_end = best == -math.inf  # no token may follow
+        if not is_dead_end:
+            self.parents = [parents[k] for k in ranks]
+            self.coverage = [self.coverage[parent] for parent in self.parents]
+            self.beam = [
+                _PartialHypothesis(self.beam[parents[k]], tokens[k], totals[k])
+                for k in ranks
+            ]
+            self._length += 1
+        is_at_limit = not is_dead_end and self._length >= self._max_length
+        if not (is_dead_end or is_at_limit or self._is_final(best)):
+            return False
+        num_truncated = 0
+        if self._length and not self._finished:
+            num_truncated = len(self.beam)
+        elif is_at_limit and self._config.ranks_truncated:
+            num_truncated = sum(k < self._config.end_candidates for k in ranks)
+        self.hypotheses = self._ranked(num_truncated)
+        return True
+
+    def _finish(
+        self, are_ends: list[bool], totals: list[float], parents: list[int]
+    ) -> None:
+        """Keep the best of the finished hypotheses and of the candidates that end."""
+        for k, is_end in enumerate(are_ends[: self._config.end_candidates]):
+            if is_end:
+                self._num_finished += 1
+                self._finished.append(self._hypothesis(parents[k], totals[k]))
+        self._finished.sort(key=lambda each: -each.score)
+        del self._finished[self._config.beam_size :]
+
+    def _is_final(self, best: float) -> bool:
+        """Return whether no live hypothesis can enter the finished ones."""
+        config = self._config
+        if len(self._finished) < config.num_best:
+            return False
+        if config.finished_limit is not None and (
+            self._num_finished >= config.finished_limit
+        ):
+            return True
+        # Log-probabilities only fall, the divisor never falls, and coverage is at most
+        # 0, so no live hypothesis can score above this bound.
+        bound = best / config.divisor(self._max_length)
+        return self._finished[config.num_best - 1].score >= bound
+
+    def _ranked(self, num_truncated: int) -> list[Hypothesis]:
+        """Return the finished and the first live hypotheses, best first."""
+        truncated = [
+            self._hypothesis(number)
+            for number, each in enumerate(self.beam[:num_truncated])
+            if each.total > -math.inf
+        ]
+        ranked = sorted([*self._finished, *truncated], key=lambda each: -each.score)
+        return ranked[: self._max_hypotheses]
+
+    def _hypothesis(self, number: int, total: float | None = None) -> Hypothesis:
+        """Return a live hypothesis, finished with a log-probability, or truncated."""
+        tokens = self.beam[number].tokens()
+        sums = [each.total for each in tokens]
+        if total is not None:
+            sums.append(total)
+        return Hypothesis(
+            ids=tuple(each.token for each in tokens),
+            log_probability=sums[-1],
+            token_log_probabilities=tuple(
+                now - before for before, now in pairwise([0.0, *sums])
+            ),
+            score=self._config.score(sums[-1], len(sums), self.coverage[number]),
+            is_finished=total is not None,
+        )
 
 
-@dataclass(slots=True, kw_only=True)
-class OutputConstraints(SentenceArrays):
-    """Length limit and prefix of each sentence's output."""
-
-    max_lengths: Int64[np.ndarray, " sentences"]
-    """Most tokens of the output, the end token included."""
-    prefixes: Int64[np.ndarray, "sentences forced"]
-    """Token that each position must have; `NOT_FORCED` after the prefix."""
-
-    def forced_at(
-        self, positions: Int64[np.ndarray, " sentences"]
-    ) -> Int64[np.ndarray, " sentences"]:
-        """Return the token that each sentence must have at a position."""
-        positions = np.minimum(positions, self.prefixes.shape[1] - 1)
-        return self.prefixes[np.arange(len(positions)), positions]
-
-    def widen(self, num_forced: int) -> None:
-        """Add columns for longer prefixes."""
-        padding = ((0, 0), (0, num_forced - self.prefixes.shape[1]))
-        self.prefixes = np.pad(self.prefixes, padding, constant_values=NOT_FORCED)
+def _largest(values: Sequence[float]) -> float:
+    """Return the largest number; NaN only if there is no other."""
+    numbers = [each for each in values if not math.isnan(each)]
+    return max(numbers, default=math.nan)
 
 
-@dataclass(slots=True, kw_only=True)
-class Beams(HypothesisArrays):
-    """Live hypotheses of each sentence, best first.
+class _GreedySentence(_BeamSentence):
+    """A sentence with its only hypothesis so far.
 
-    Their `number` is 1 before the first step and the beam size afterwards. Columns
-    beyond the length of a hypothesis have no meaning.
+    The totals of its tokens are the log-probabilities of each alone.
     """
 
-    lengths: Int64[np.ndarray, " sentences"]
-    """Tokens of each hypothesis, the same number for all of a sentence. Sentences that
-    joined later have fewer."""
-    totals: Float64[np.ndarray, "sentences number"]
-    """Log-probability of each hypothesis."""
-    coverage: Float64[np.ndarray, "sentences number"]
-    """Coverage of each hypothesis; 0 without a coverage penalty."""
-    num_end_candidates: Int64[np.ndarray, " sentences"]
-    """Number of hypotheses, the first ones, that were among the candidates that may
-    end."""
+    @property
+    def totals(self) -> list[float]:
+        return [0.0]  # earlier tokens do not matter
 
+    def grow(self, totals: list[float], parents: list[int], tokens: list[int]) -> bool:
+        """Append the better of two tokens, but no end token before `min_length`.
 
-@dataclass(slots=True, kw_only=True)
-class FinishedHypotheses(HypothesisArrays):
-    """Best finished hypotheses of each sentence, best first."""
+        A hypothesis that no token may follow is truncated.
+        """
+        is_early = self._length < self._config.min_length
+        chosen = 1 if is_early and tokens[0] == self._eos else 0
+        is_dead_end = self._length > 0 and totals[chosen] == -math.inf
+        if not is_dead_end:
+            self.beam = [
+                _PartialHypothesis(self.beam[0], tokens[chosen], totals[chosen])
+            ]
+            self._length += 1
+        is_finished = not is_dead_end and tokens[chosen] == self._eos
+        is_done = is_dead_end or is_finished or self._length >= self._max_length
+        if is_done:
+            self.hypotheses = [self._only(is_finished=is_finished)]
+        return is_done
 
-    scores: Float64[np.ndarray, "sentences number"]
-    """Score of each hypothesis; minus infinity where there is none."""
-    totals: Float64[np.ndarray, "sentences number"]
-    """Log-probability of each hypothesis, the end token included."""
-    lengths: Int64[np.ndarray, "sentences number"]
-    """Tokens of each hypothesis, the end token not counted."""
-
-    def merge(self, others: "FinishedHypotheses") -> None:
-        """Keep the best of these and others; of equal scores, these come first."""
-        count = self.scores.shape[1]
-        scores = np.concatenate([self.scores, others.scores], axis=1)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
-        sentence = np.arange(len(scores))[:, None]
-        for field in fields(self):
-            both = getattr(self, field.name), getattr(others, field.name)
-            joined = np.concatenate(both, axis=1)
-            setattr(self, field.name, joined[sentence, best])
-
-
-@dataclass(slots=True, kw_only=True)
-class BeamState:
-    """Beams of all live sentences between two steps."""
-
-    constraints: OutputConstraints
-    live: Beams
-    finished: FinishedHypotheses
-    num_finished: Int64[np.ndarray, " sentences"]
-    """Number of hypotheses that have finished, whether they were kept or not."""
-
-    def keep(self, is_kept: Bool[np.ndarray, " sentences"]) -> None:
-        """Drop all other sentences."""
-        self.constraints.keep(is_kept)
-        self.live.keep(is_kept)
-        self.finished.keep(is_kept)
-        self.num_finished = self.num_finished[is_kept]
-
-    def join(self, other: "BeamState") -> None:
-        """Append the sentences of another state with groups of the same size."""
-        columns = max(state.live.columns for state in (self, other))
-        num_forced = max(state.constraints.prefixes.shape[1] for state in (self, other))
-        for state in (self, other):
-            state.widen(columns)
-            state.constraints.widen(num_forced)
-        self.constraints.join(other.constraints)
-        self.live.join(other.live)
-        self.finished.join(other.finished)
-        self.num_finished = np.concatenate([self.num_finished, other.num_finished])
-
-    def widen(self, columns: int) -> None:
-        """Add columns for more tokens."""
-        self.live.widen(columns)
-        self.finished.widen(columns)
-
-
-def initial_state(
-    max_lengths: Sequence[int], prefixes: Sequence[Sequence[int]], beam_size: int
-) -> BeamState:
-    """State before the first step: one empty hypothesis for each sentence."""
-    sentences = len(max_lengths)
-    forced = np.full((sentences, max(map(len, prefixes), default=0) + 1), NOT_FORCED)
-    for row, prefix in zip(forced, prefixes, strict=True):
-        row[: len(prefix)] = prefix
-    return BeamState(
-        constraints=OutputConstraints(
-            max_lengths=np.array([min(n, UNLIMITED) for n in max_lengths], np.int64),
-            prefixes=forced,
-        ),
-        live=Beams(
-            lengths=np.zeros(sentences, np.int64),
-            totals=np.zeros((sentences, 1)),
-            tokens=np.zeros((sentences, 1, FIRST_COLUMNS), np.int64),
-            sums=np.zeros((sentences, 1, FIRST_COLUMNS)),
-            coverage=np.zeros((sentences, 1)),
-            num_end_candidates=np.zeros(sentences, np.int64),
-        ),
-        finished=FinishedHypotheses(
-            scores=np.full((sentences, beam_size), -math.inf),
-            totals=np.zeros((sentences, beam_size)),
-            lengths=np.zeros((sentences, beam_size), np.int64),
-            tokens=np.zeros((sentences, beam_size, FIRST_COLUMNS), np.int64),
-            sums=np.zeros((sentences, beam_size, FIRST_COLUMNS)),
-        ),
-        num_finished=np.zeros(sentences, np.int64),
-    )
+    def _only(self, *, is_finished: bool) -> Hypothesis:
+        tokens = self.beam[0].tokens()
+        total = 0.0
+        for each in tokens:
+            # `sum` compensates for rounding in Python 3.12 and later.
+            total += each.total
+        ids = tuple(each.token for each in tokens)
+        return Hypothesis(
+            ids=ids[:-1] if is_finished else ids,
+            log_probability=total,
+            token_log_probabilities=tuple(each.total for each in tokens),
+            score=self._config.score(total, len(ids)),
+            is_finished=is_finished,
+        )
 
 
 class BeamSearch:
-    """Beam search for several sentences that grow together, in numpy.
+    """Beam search for several sentences that grow together, in Python.
 
     `NativeSearch` is the same search in the native library.
     """
+
+    _kind_of_sentence: type[_BeamSentence] = _BeamSentence
 
     def __init__(
         self,
@@ -279,14 +330,15 @@ class BeamSearch:
 
         Each sentence gets at most `max_hypotheses`, by default `beam_size`.
         """
-        prefixes = prefixes or [()] * len(max_lengths)
-        self._state = initial_state(max_lengths, prefixes, config.beam_size)
         self._config = config
-        self._eos = eos
         self._excluded = excluded
         self._coverage = coverage
-        self._max_hypotheses = min(max_hypotheses or UNLIMITED, config.beam_size)
-        self.live = [Sentence() for _ in max_lengths]
+        most = min(max_hypotheses or UNLIMITED, config.beam_size)
+        prefixes = prefixes or [()] * len(max_lengths)
+        self.live = [
+            self._kind_of_sentence(min(limit, UNLIMITED), prefix, eos, config, most)
+            for limit, prefix in zip(max_lengths, prefixes, strict=True)
+        ]
         """Sentences that are not done."""
 
     def grow(
@@ -296,197 +348,57 @@ class BeamSearch:
 
         Returns the rows that continue and the token of each.
         """
-        beams, config = self._state.live, self._config
-        forced = self._forced()
+        forced = np.array([each.forced for each in self.live], dtype=np.int64)
         query = CandidateQuery(
-            log_probabilities=beams.totals,
-            count=config.candidates,
+            log_probabilities=np.array([each.totals for each in self.live]),
+            count=self._config.candidates,
             excluded=excluded_now(self._excluded),
-            forced=forced,
-            diversity=config.diversity,
-            restrictions=self._restrictions(forced),
+            forced=forced if (forced != NOT_FORCED).any() else None,
+            diversity=self._config.diversity,
+            restrictions=restrictions_after(
+                (ids for each in self.live for ids in each.restricted()), self._config
+            ),
         )
         found = find_candidates(logits, query)
         if self._coverage is not None:
-            beams.coverage = self._coverage()
-        is_end = (found.tokens == self._eos) & (found.log_probabilities > -math.inf)
-        self._finish(found, is_end)
-        # At most one candidate of each hypothesis ends, so there are enough others.
-        ranks = np.argsort(is_end, axis=1, kind="stable")[:, : config.beam_size]
-        self._end_where_no_token_may_follow(found, ranks)
-        parents, tokens = self._continue(found, ranks)
-        is_live = ~self._are_done()
-        first_rows = np.flatnonzero(is_live)[:, None] * logits.shape[1]
-        self._keep(is_live)
-        return first_rows + parents[is_live], tokens[is_live]
+            for sentence, row in zip(self.live, self._coverage().tolist(), strict=True):
+                sentence.coverage = row
+        candidates = zip(*(each.tolist() for each in found), strict=True)
+        are_done = [
+            sentence.grow(*each)
+            for sentence, each in zip(self.live, candidates, strict=True)
+        ]
+        kept = [number for number, is_done in enumerate(are_done) if not is_done]
+        self.live = [self.live[number] for number in kept]
+        first_rows = np.array(kept, dtype=np.int64)[:, None] * logits.shape[1]
+        shape = len(kept), self._config.beam_size
+        parents = [each.parents for each in self.live]
+        tokens = [[last.token for last in each.beam] for each in self.live]
+        return (
+            first_rows + np.array(parents, dtype=np.int64).reshape(shape),
+            np.array(tokens, dtype=np.int64).reshape(shape),
+        )
 
     def join(self, other: "BeamSearch") -> None:
         """Append the sentences of another search; both must have taken a step."""
-        self._state.join(other._state)
         self.live = [*self.live, *other.live]
 
-    def _forced(self) -> Int64[np.ndarray, " sentences"] | None:
-        """Return the forced token of each sentence, or None if no sentence has one."""
-        forced = self._state.constraints.forced_at(self._state.live.lengths)
-        return forced if (forced != NOT_FORCED).any() else None
 
-    def _restrictions(
-        self, forced: Int64[np.ndarray, " sentences"] | None
-    ) -> Restrictions | None:
-        """Return the restrictions of the next tokens, if the config has any."""
-        beams = self._state.live
-        if not self._config.has_restrictions:
-            return None
-        is_free = beams.totals > -math.inf
-        if forced is not None:
-            is_free &= (forced == NOT_FORCED)[:, None]
-        hypotheses = [
-            beams.tokens[place][: beams.lengths[place[0]]].tolist()
-            if is_free[place]
-            else None
-            for place in np.ndindex(is_free.shape)
-        ]
-        return restrictions_after(hypotheses, self._config)
+class GreedySearch(BeamSearch):
+    """Greedy search for several sentences that grow together, in Python.
 
-    def _finish(
-        self, found: Candidates, is_end: Bool[np.ndarray, "sentences candidates"]
+    `NativeGreedySearch` is the same search in the native library.
+    """
+
+    _kind_of_sentence = _GreedySentence
+
+    def __init__(
+        self,
+        max_lengths: Sequence[int],
+        config: SearchConfig,
+        eos: int,
+        excluded: Excluded = (),
+        prefixes: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Keep the best of the finished hypotheses and of the candidates that end."""
-        beams, config = self._state.live, self._config
-        is_long = beams.lengths >= config.min_length
-        may_end = is_end & is_long[:, None]
-        may_end[:, config.end_candidates :] = False
-        if not may_end.any():
-            return
-        self._state.num_finished += may_end.sum(axis=1)
-        sentence = np.arange(len(is_end))[:, None]
-        scores = found.log_probabilities / self._divisors(beams.lengths + 1)[:, None]
-        scores += config.coverage_penalty * beams.coverage[sentence, found.parents]
-        scores[~may_end] = -math.inf
-        ended = FinishedHypotheses(
-            scores=scores,
-            totals=found.log_probabilities,
-            lengths=np.broadcast_to(beams.lengths[:, None], scores.shape),
-            tokens=beams.tokens[sentence, found.parents],
-            sums=beams.sums[sentence, found.parents],
-        )
-        self._state.finished.merge(ended)
-
-    def _end_where_no_token_may_follow(
-        self, found: Candidates, ranks: Int64[np.ndarray, "sentences beam"]
-    ) -> None:
-        """Set the hypotheses so far of sentences that no token may follow."""
-        values = np.take_along_axis(found.log_probabilities, ranks, axis=1)
-        is_dead_end = np.fmax.reduce(values, axis=1) == -math.inf
-        for number in np.flatnonzero(
-            is_dead_end & (self._state.live.lengths > 0)
-        ).tolist():
-            self.live[number].hypotheses = self._hypotheses(number)
-
-    def _continue(
-        self, found: Candidates, ranks: Int64[np.ndarray, "sentences beam"]
-    ) -> tuple[
-        Int64[np.ndarray, "sentences beam"], Int64[np.ndarray, "sentences beam"]
-    ]:
-        """Make the candidates of these ranks the live hypotheses."""
-        beams, config = self._state.live, self._config
-        if beams.lengths.max() == beams.columns:
-            self._state.widen(2 * beams.columns)
-        every = np.arange(len(ranks))
-        sentence = every[:, None]
-        parents, tokens = found.parents[sentence, ranks], found.tokens[sentence, ranks]
-        beams.num_end_candidates = (ranks < config.end_candidates).sum(axis=1)
-        beams.totals = found.log_probabilities[sentence, ranks]
-        beams.coverage = beams.coverage[sentence, parents]
-        beams.tokens = beams.tokens[sentence, parents]
-        beams.sums = beams.sums[sentence, parents]
-        beams.tokens[every, :, beams.lengths] = tokens
-        beams.sums[every, :, beams.lengths] = beams.totals
-        beams.lengths = beams.lengths + 1
-        return parents, tokens
-
-    def _are_done(self) -> Bool[np.ndarray, " sentences"]:
-        """Return which sentences need no further step."""
-        state, config = self._state, self._config
-        max_lengths = state.constraints.max_lengths
-        best = np.fmax.reduce(state.live.totals, axis=1)  # ignores NaN
-        is_over = (best == -math.inf) | (state.live.lengths >= max_lengths)
-        worst_wanted = state.finished.scores[:, config.num_best - 1]
-        # Log-probabilities only fall, the divisor never falls, and coverage is at most
-        # 0, so no live hypothesis can score above this bound.
-        bound = best / self._divisors(max_lengths)
-        is_final = worst_wanted >= bound
-        if config.finished_limit is not None:
-            is_final |= state.num_finished >= config.finished_limit
-        return is_over | (is_final & (worst_wanted > -math.inf))
-
-    def _divisors(
-        self, lengths: Int64[np.ndarray, " sentences"]
-    ) -> Float64[np.ndarray, " sentences"]:
-        return np.array([self._config.divisor(each) for each in lengths.tolist()])
-
-    def _keep(self, is_live: Bool[np.ndarray, " sentences"]) -> None:
-        """Drop the sentences that are done, and set their hypotheses."""
-        if is_live.all():
-            return
-        for number in np.flatnonzero(~is_live).tolist():
-            sentence = self.live[number]
-            sentence.hypotheses = sentence.hypotheses or self._hypotheses(number)
-        self.live = [self.live[number] for number in np.flatnonzero(is_live)]
-        self._state.keep(is_live)
-
-    def _hypotheses(self, number: int) -> list[Hypothesis]:
-        """Return a sentence's hypotheses, best first.
-
-        They are the finished ones. Without any, they are the live ones, which the
-        length limit truncates or which no token may follow. With patience, live ones at
-        the length limit are ranked with finished ones.
-        """
-        state = self._state
-        num_finished = int((state.finished.scores[number] > -math.inf).sum())
-        found = [self._finished(number, rank) for rank in range(num_finished)]
-        num_truncated = 0
-        if not found:
-            num_truncated = state.live.totals.shape[1]
-        elif (
-            self._config.ranks_truncated
-            and state.live.lengths[number] >= state.constraints.max_lengths[number]
-        ):
-            num_truncated = int(state.live.num_end_candidates[number])
-        found += [
-            self._truncated(number, rank)
-            for rank in range(num_truncated)
-            if state.live.totals[number, rank] > -math.inf
-        ]
-        found.sort(key=lambda each: -each.score)
-        return found[: self._max_hypotheses]
-
-    def _finished(self, number: int, rank: int) -> Hypothesis:
-        finished, place = self._state.finished, (number, rank)
-        length, total = finished.lengths[place], float(finished.totals[place])
-        return Hypothesis(
-            ids=tuple(finished.tokens[place][:length].tolist()),
-            log_probability=total,
-            token_log_probabilities=_token_log_probabilities(
-                [*finished.sums[place][:length].tolist(), total]
-            ),
-            score=float(finished.scores[place]),
-        )
-
-    def _truncated(self, number: int, rank: int) -> Hypothesis:
-        beams, place = self._state.live, (number, rank)
-        length, total = int(beams.lengths[number]), float(beams.totals[place])
-        return Hypothesis(
-            ids=tuple(beams.tokens[place][:length].tolist()),
-            log_probability=total,
-            token_log_probabilities=_token_log_probabilities(
-                beams.sums[place][:length].tolist()
-            ),
-            score=self._config.score(total, length, float(beams.coverage[place])),
-            is_finished=False,
-        )
-
-
-def _token_log_probabilities(sums: Sequence[float]) -> tuple[float, ...]:
-    """Return the log-probability of each token; `sums` are those of the prefixes."""
-    return tuple(now - before for before, now in pairwise([0.0, *sums]))
+        """Prepare the first step; settings for beams have no effect."""
+        super().__init__(max_lengths, config.greedy(), eos, excluded, prefixes)

@@ -9,7 +9,7 @@ The native library finds the candidates of logits in fp32 on a CPU, and
 equal logits always give equal results.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ class Restrictions:
 
 
 def restrictions_after(
-    hypotheses: Sequence[Sequence[int] | None], config: SearchConfig
+    hypotheses: Iterable[Sequence[int] | None], config: SearchConfig
 ) -> Restrictions | None:
     """Return the restrictions after hypotheses; None if the config has none.
 
@@ -76,6 +76,7 @@ def restrictions_after(
     """
     if not config.has_restrictions:
         return None
+    hypotheses = list(hypotheses)
     has_penalty = config.repetition_penalty != 1
     return Restrictions(
         banned=RowTokens.of(

@@ -1,7 +1,7 @@
 """The Transformer and the searches in the native library.
 
 `NativeModel` encodes sources and decodes step by step (`NativeDecoder`). `NativeSearch`
-is the search of `beam_search.py` and `greedy_search.py` in C; with a `NativeDecoder` it
+is the search of `beam_search.py` in C; with a `NativeDecoder` it
 can take many steps in one call. `backend.start_search` chooses between both.
 
 `PackedLinear` is one linear map of the library, which PyTorch's decoder uses on a CPU

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.beam_search import BeamSearch
-from transduce.decoding.greedy_search import GreedySearch
+from transduce.decoding.beam_search import BeamSearch, GreedySearch
 from transduce.decoding.native_decoder import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Hypothesis
 from transduce.native import api
