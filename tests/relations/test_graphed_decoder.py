@@ -13,7 +13,7 @@ from beam_kinds import beam_search
 from recorded_run import OperatorRecorder, tensors
 from step_sequence import SOURCE, SOURCES, steps
 from transduce.decoding import graphed_decoder
-from transduce.decoding.cache import RecurrentState
+from transduce.decoding.cache import DecodingState, RecurrentCache
 from transduce.decoding.graphed_decoder import (
     CudaGraphs,
     GraphedDecoder,
@@ -320,8 +320,9 @@ def test_cells_of_a_model_in_bf16_stay_in_fp32_from_step_to_step(tiny: ModelConf
     for _ in range(3):
         decoder.step(np.full((len(SOURCE), 1), BOS))
         state = decoder.state
-        assert isinstance(state, RecurrentState)
-        assert {layer.cell.dtype for layer in state.layers} == {torch.float32}
+        assert isinstance(state, DecodingState)
+        cells = [each.cell for each in state.layers if isinstance(each, RecurrentCache)]
+        assert [each.dtype for each in cells] == [torch.float32] * len(state.layers)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")

@@ -11,11 +11,11 @@ Slots that are the past of no hypothesis are freed when the store must grow. The
 restricted attention (section 4) is the last r + 1 positions, so the store of a long
 translation stops growing.
 
-A decoder with recurrent units keeps one cell for each hypothesis and layer, copied when
-hypotheses are dropped or continued (`RecurrentState`).
+A decoder with recurrent units has no slots. It keeps one cell for each hypothesis and
+layer, copied when hypotheses are dropped or continued (`RecurrentCache`).
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 
 import torch
@@ -49,7 +49,7 @@ def grown_capacity(num_slots: int, group_size: int) -> int:
     return max(2 * num_slots, num_slots + ahead)
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class SourceCache:
     """Keys and values of cross-attention in one decoder layer."""
 
@@ -61,7 +61,7 @@ class SourceCache:
         sources = (self.cross_key, self.cross_value)
         return [each[:sentences, :, :source] for each in sources]
 
-    def keep_sources(self, sentences: Int[Tensor, " kept"]) -> None:
+    def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
         """Keep the sources of these sentences, in this order."""
         self.cross_key = self.cross_key.index_select(0, sentences)
         self.cross_value = self.cross_value.index_select(0, sentences)
@@ -71,13 +71,14 @@ class SourceCache:
         self.cross_key = resized(self.cross_key, width, dim=2)
         self.cross_value = resized(self.cross_value, width, dim=2)
 
-    def join_sources(self, other: "SourceCache") -> None:
-        """Append the sources of a cache with as many positions."""
-        self.cross_key = torch.cat([self.cross_key, other.cross_key])
-        self.cross_value = torch.cat([self.cross_value, other.cross_value])
+    def join(self, other: "SourceCache") -> None:
+        """Append the sentences of a cache of the same kind and sizes."""
+        for field in fields(self):
+            both = getattr(self, field.name), getattr(other, field.name)
+            setattr(self, field.name, torch.cat(both))
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class LayerCache(SourceCache):
     """Keys and values of one decoder layer."""
 
@@ -96,8 +97,7 @@ class LayerCache(SourceCache):
     def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
         """Return views of all tensors: their first sentences, positions and slots."""
         stores = [each[:sentences, :, :slots] for each in (self.key, self.value)]
-        # Not `super`: a dataclass with slots is another class than the one defined.
-        return [*SourceCache.views(self, sentences, source, slots), *stores]
+        return [*super().views(sentences, source, slots), *stores]
 
     def write(
         self,
@@ -127,23 +127,17 @@ class LayerCache(SourceCache):
 
     def keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
         """Keep these sentences, in this order."""
+        super().keep_sentences(sentences)
         self.key = self.key.index_select(0, sentences)
         self.value = self.value.index_select(0, sentences)
-        self.keep_sources(sentences)
 
     def keep_slots(self, slots: Int[Tensor, "sentences kept"]) -> None:
         """Keep these slots of each sentence, in this order."""
         self.key = _select_slots(self.key, slots)
         self.value = _select_slots(self.value, slots)
 
-    def join(self, other: "LayerCache") -> None:
-        """Append the sentences of a cache with as many slots."""
-        self.key = torch.cat([self.key, other.key])
-        self.value = torch.cat([self.value, other.value])
-        self.join_sources(other)
 
-
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class RecurrentCache(SourceCache):
     """Cells of the recurrent unit of one decoder layer, and keys and values."""
 
@@ -159,26 +153,21 @@ class RecurrentCache(SourceCache):
 
     def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
         """Return views of all tensors: their first sentences, positions and slots."""
-        return [
-            *SourceCache.views(self, sentences, source, slots),
-            self.cell[:sentences],
-        ]
+        return [*super().views(sentences, source, slots), self.cell[:sentences]]
 
     def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
         """Keep the cells of these hypotheses, in this order."""
         self.cell = self.cell.flatten(0, 1)[rows]
 
-    def join(self, other: "RecurrentCache") -> None:
-        """Append the sentences of a cache with groups of the same size."""
-        self.cell = torch.cat([self.cell, other.cell])
-        self.join_sources(other)
-
 
 @dataclass(slots=True, kw_only=True)
 class DecodingState:
-    """Decoder state of a batch of hypotheses."""
+    """Decoder state of a batch of hypotheses.
 
-    layers: list[LayerCache]
+    Without self-attention, in a decoder with recurrent units, it has no slots.
+    """
+
+    layers: list[LayerCache | RecurrentCache]
     memory_mask: Bool[Tensor, "sentences 1 1 source"]
     past: Bool[Tensor, "sentences group slots"]
     """Whether a slot belongs to the past of a hypothesis: its tokens so far, or those
@@ -195,9 +184,24 @@ class DecodingState:
     """Upper bound of `lengths`."""
 
     @property
+    def _stores(self) -> list[LayerCache]:
+        """Caches of the layers with self-attention."""
+        return [each for each in self.layers if isinstance(each, LayerCache)]
+
+    @property
+    def _cells(self) -> list[RecurrentCache]:
+        """Caches of the layers with recurrent units."""
+        return [each for each in self.layers if isinstance(each, RecurrentCache)]
+
+    @property
     def group_size(self) -> int:
         """Hypotheses of one sentence."""
         return self.past.size(1)
+
+    @property
+    def _slots_per_step(self) -> int:
+        """Slots of the newest position of each hypothesis."""
+        return self.group_size if self._stores else 0
 
     @property
     def capacity(self) -> int:
@@ -207,7 +211,7 @@ class DecodingState:
     @property
     def has_capacity(self) -> bool:
         """Whether a slot is free for the newest position of each hypothesis."""
-        return self.num_slots + self.group_size <= self.capacity
+        return self.num_slots + self._slots_per_step <= self.capacity
 
     def zeros(self, sentences: int, source: int, slots: int) -> "DecodingState":
         """Return a state of zeros for other numbers of sentences and positions."""
@@ -242,7 +246,7 @@ class DecodingState:
         """
         if not self.has_capacity:
             self.grow()
-        end = self.num_slots + self.group_size
+        end = self.num_slots + self._slots_per_step
         past = self.fill(torch.arange(self.num_slots, end, device=self.past.device))
         self.count_step()
         return past[..., :end]
@@ -255,10 +259,11 @@ class DecodingState:
         Only tensors change, so that a step can be recorded; `count_step` does the rest.
         Returns the mask of all slots that each hypothesis attends to.
         """
-        self._forget_distant()
-        own = torch.eye(self.group_size, dtype=torch.bool, device=self.past.device)
-        self.past[:, :, slots] = own
-        self.positions[:, slots] = self.lengths[:, None]
+        if self._stores:
+            self._forget_distant()
+            own = torch.eye(self.group_size, dtype=torch.bool, device=self.past.device)
+            self.past[:, :, slots] = own
+            self.positions[:, slots] = self.lengths[:, None]
         self.lengths += 1
         return self.past[:, None]
 
@@ -270,13 +275,14 @@ class DecodingState:
 
     def count_step(self) -> None:
         """Count the slots and the position that `fill` has used."""
-        self.num_slots += self.group_size
+        self.num_slots += self._slots_per_step
         self.max_length += 1
 
     def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
         """Continue these hypotheses of each group, in place."""
-        index = parents[:, :, None].expand_as(self.past)
-        self.past.copy_(self.past.gather(1, index))
+        for stored in (self.past, *(each.cell for each in self._cells)):
+            index = parents[:, :, None].expand_as(stored)
+            stored.copy_(stored.gather(1, index))
 
     def grow(self) -> None:
         """Free unused slots, then add capacity.
@@ -299,18 +305,16 @@ class DecodingState:
         if _is_identity(rows, len(self.lengths), self.group_size):
             return
         sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
+        for layer in self._cells:
+            layer.keep_hypotheses(rows)
         self.past = self.past[sentences[:, None], parents]
         unchanged = torch.arange(len(self.memory_mask), device=rows.device)
         if not torch.equal(sentences, unchanged):
             self.lengths = self.lengths.index_select(0, sentences)
-            self._keep_sentences(sentences)
-
-    def _keep_sentences(self, sentences: Int[Tensor, " kept"]) -> None:
-        """Keep the stores of these sentences, in this order."""
-        for layer in self.layers:
-            layer.keep_sentences(sentences)
-        self.memory_mask = self.memory_mask.index_select(0, sentences)
-        self.positions = self.positions.index_select(0, sentences)
+            self.memory_mask = self.memory_mask.index_select(0, sentences)
+            self.positions = self.positions.index_select(0, sentences)
+            for cache in self.layers:
+                cache.keep_sentences(sentences)
 
     def join(self, other: "DecodingState") -> None:
         """Append the sentences of another state with groups of the same size.
@@ -318,13 +322,14 @@ class DecodingState:
         The other state must not be used afterwards.
         """
         both = (self, other)
-        for state in both:
-            state._compact()
-        self.num_slots = max(state.num_slots for state in both)
-        capacity = grown_capacity(self.num_slots, self.group_size)
+        if self._stores:
+            for state in both:
+                state._compact()
+            self.num_slots = max(state.num_slots for state in both)
+            for state in both:
+                state._resize(grown_capacity(self.num_slots, self.group_size))
         width = max(_source_width(state.memory_mask) for state in both)
         for state in both:
-            state._resize(capacity)
             state._resize_source(width)
         for layer, theirs in zip(self.layers, other.layers, strict=True):
             layer.join(theirs)
@@ -342,11 +347,11 @@ class DecodingState:
         order = (~is_used).int().argsort(dim=1, stable=True)[:, : self.num_slots]
         self.past = self.past.gather(2, order[:, None].expand(-1, self.group_size, -1))
         self.positions = self.positions.gather(1, order)
-        for layer in self.layers:
+        for layer in self._stores:
             layer.keep_slots(order)
 
     def _resize(self, num_slots: int) -> None:
-        for layer in self.layers:
+        for layer in self._stores:
             layer.resize(num_slots)
         self.past = resized(self.past, num_slots, dim=2)
         self.positions = resized(self.positions, num_slots, dim=1)
@@ -355,109 +360,6 @@ class DecodingState:
         for layer in self.layers:
             layer.resize_source(width)
         self.memory_mask = resized(self.memory_mask, width, dim=3)
-
-
-@dataclass(slots=True, kw_only=True)
-class RecurrentState:
-    """Decoder state of a batch of hypotheses of a model with recurrent units."""
-
-    layers: list[RecurrentCache]
-    memory_mask: Bool[Tensor, "sentences 1 1 source"]
-    lengths: Int[Tensor, " sentences"]
-    """Tokens read so far."""
-    max_length: int = 0
-    """Upper bound of `lengths`."""
-    num_slots: int = 0
-    """Always 0: cells need no slots."""
-    capacity: int = 0
-    """Always 0."""
-    has_capacity: bool = True
-    """Whether a step needs no more memory: a cell is written in place."""
-
-    @property
-    def group_size(self) -> int:
-        """Hypotheses of one sentence."""
-        return self.layers[0].cell.size(1)
-
-    def zeros(self, sentences: int, source: int, slots: int) -> "RecurrentState":
-        """Return a state of zeros for other numbers of sentences and positions."""
-        return RecurrentState(
-            layers=[each.zeros(sentences, source, slots) for each in self.layers],
-            memory_mask=self.memory_mask.new_zeros(sentences, 1, 1, source),
-            lengths=self.lengths.new_zeros(sentences),
-        )
-
-    def alias(self) -> "RecurrentState":
-        """Return a state that has the same tensors until one of them is replaced."""
-        return replace(self, layers=[replace(each) for each in self.layers])
-
-    def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:
-        """Return views of all tensors: their first sentences, positions and slots."""
-        layer_views = [each.views(sentences, source, slots) for each in self.layers]
-        return [
-            *chain.from_iterable(layer_views),
-            self.memory_mask[:sentences, ..., :source],
-            self.lengths[:sentences],
-        ]
-
-    def advance(self) -> Bool[Tensor, "sentences 1 group slots"]:
-        """Move to the newest position; return a mask of no slots."""
-        past = self.fill()
-        self.count_step()
-        return past
-
-    def fill(self, _: object = None) -> Bool[Tensor, "sentences 1 group none"]:
-        """Move to the newest position in place; return a mask of no slots.
-
-        Only tensors change, so that a step can be recorded; `count_step` does the rest.
-        """
-        self.lengths += 1
-        return self.memory_mask.new_ones(len(self.lengths), 1, self.group_size, 0)
-
-    def count_step(self) -> None:
-        """Count the newest position."""
-        self.max_length += 1
-
-    def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
-        """Continue these hypotheses of each group, in place."""
-        for layer in self.layers:
-            index = parents[:, :, None].expand_as(layer.cell)
-            layer.cell.copy_(layer.cell.gather(1, index))
-
-    def grow(self) -> None:
-        """Do nothing: cells need no slots."""
-
-    def reorder(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep these hypotheses in this order, as `DecoderState.reorder`."""
-        num_sentences, group_size = len(self.lengths), self.group_size
-        if _is_identity(rows, num_sentences, group_size):
-            return
-        for layer in self.layers:
-            layer.keep_hypotheses(rows)
-        sentences = rows[:, 0] // group_size
-        unchanged = torch.arange(num_sentences, device=rows.device)
-        if not torch.equal(sentences, unchanged):
-            self.lengths = self.lengths.index_select(0, sentences)
-            self.memory_mask = self.memory_mask.index_select(0, sentences)
-            for layer in self.layers:
-                layer.keep_sources(sentences)
-
-    def join(self, other: "RecurrentState") -> None:
-        """Append the sentences of another state with groups of the same size.
-
-        The other state must not be used afterwards.
-        """
-        both = (self, other)
-        width = max(_source_width(state.memory_mask) for state in both)
-        for state in both:
-            for layer in state.layers:
-                layer.resize_source(width)
-            state.memory_mask = resized(state.memory_mask, width, dim=3)
-        for layer, theirs in zip(self.layers, other.layers, strict=True):
-            layer.join(theirs)
-        self.memory_mask = torch.cat([self.memory_mask, other.memory_mask])
-        self.lengths = torch.cat([self.lengths, other.lengths])
-        self.max_length = int(self.lengths.max())
 
 
 def _is_identity(
@@ -475,22 +377,17 @@ def _source_width(mask: Bool[Tensor, "sentences 1 1 source"]) -> int:
     return int(mask.sum(dim=-1).max())
 
 
-def new_state(model: Transformer, memory: Memory) -> DecodingState | RecurrentState:
+def new_state(model: Transformer, memory: Memory) -> DecodingState:
     """Return the state before the first step, with one hypothesis a sentence."""
     sentences = len(memory.mask)
     capacity = first_capacity(sentences)
-    caches = [
+    layers = [
         _new_layer(layer, memory.states, capacity) for layer in model.decoder_layers
     ]
-    recurrent = [each for each in caches if isinstance(each, RecurrentCache)]
-    if recurrent:
-        return RecurrentState(
-            layers=recurrent,
-            memory_mask=memory.mask,
-            lengths=memory.mask.new_zeros(sentences, dtype=torch.int64),
-        )
+    if isinstance(layers[0], RecurrentCache):
+        capacity = 0
     return DecodingState(
-        layers=[each for each in caches if isinstance(each, LayerCache)],
+        layers=layers,
         memory_mask=memory.mask,
         past=memory.mask.new_zeros(sentences, 1, capacity),
         positions=memory.mask.new_zeros(sentences, capacity, dtype=torch.int64),

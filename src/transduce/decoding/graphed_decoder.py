@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from transduce.decoding.cache import DecodingState, RecurrentState
+from transduce.decoding.cache import DecodingState
 from transduce.decoding.torch_decoder import FusedStep, TorchDecoder
 from transduce.device import for_inference, is_out_of_memory, recorded_graph
 from transduce.errors import warn_caller
@@ -124,7 +124,7 @@ class StepSize:
     """Most tokens that a hypothesis can have."""
 
     @classmethod
-    def fitting(cls, state: DecodingState | RecurrentState) -> "StepSize":
+    def fitting(cls, state: DecodingState) -> "StepSize":
         """Return a size that a state fits into, rounded up so that few sizes occur."""
         sentences = _rounded_up(len(state.lengths))
         enlarged = max(MAX_ENLARGED // sentences, 1)
@@ -149,7 +149,7 @@ class StaticStep:
         self,
         step: FusedStep,
         size: StepSize,
-        like: DecodingState | RecurrentState,
+        like: DecodingState,
         recorder: Recorder,
     ) -> None:
         """Allocate the memory for states of a size; `like` is a state of the model."""
@@ -177,9 +177,7 @@ class StaticStep:
         )
         """Memory of the state and of the logits."""
 
-    def load(
-        self, state: DecodingState | RecurrentState
-    ) -> DecodingState | RecurrentState:
+    def load(self, state: DecodingState) -> DecodingState:
         """Copy a state to this memory; sentences beyond its own are padding.
 
         Returns the state here, which is valid until the next call.
@@ -226,7 +224,7 @@ class StaticStep:
 
 def _static_step(
     step: FusedStep,
-    state: DecodingState | RecurrentState,
+    state: DecodingState,
     inputs: Int64[Tensor, " inputs"],
     encodings: Float[Tensor, "max_tokens d_model"],
 ) -> Float[Tensor, "sentences group vocab"]:
@@ -269,7 +267,7 @@ class StepGraphs:
         self._returned: deque[StaticStep] = deque()
         """Steps given back since, as the garbage collector must not wait for a lock."""
 
-    def borrow(self, state: DecodingState | RecurrentState) -> StaticStep:
+    def borrow(self, state: DecodingState) -> StaticStep:
         """Return a step for a state, which the caller alone has until `give_back`.
 
         Raises an error that `is_out_of_memory` recognizes if there is no memory for it,
@@ -322,7 +320,7 @@ class GraphedDecoder(TorchDecoder):
     def __init__(self, stepper: FusedStep, memory: Memory, graphs: StepGraphs) -> None:
         super().__init__(stepper, memory)
         self._fused = stepper
-        self.state: DecodingState | RecurrentState
+        self.state: DecodingState
         self._graphs = graphs
         self._live = np.arange(len(memory.mask))
         """Places of unfinished sentences, in the order of the search."""
@@ -426,7 +424,7 @@ class GraphedDecoder(TorchDecoder):
 
 
 def _identity_parents(
-    state: DecodingState | RecurrentState,
+    state: DecodingState,
 ) -> Int64[np.ndarray, "sentences group"]:
     """Return the numbers of hypotheses in their groups."""
     shape = len(state.memory_mask), state.group_size

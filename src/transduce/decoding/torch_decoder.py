@@ -21,7 +21,6 @@ from transduce.decoding.cache import (
     DecodingState,
     LayerCache,
     RecurrentCache,
-    RecurrentState,
     new_state,
 )
 from transduce.decoding.sampling import sample
@@ -96,14 +95,14 @@ class FusedStep:
             each for each in layers.modules() if isinstance(each, MultiHeadAttention)
         ]
 
-    def start(self, memory: Memory) -> DecodingState | RecurrentState:
+    def start(self, memory: Memory) -> DecodingState:
         """Return the state before the first step, with one hypothesis a sentence."""
         return new_state(self.model, memory)
 
     def step(
         self,
         last_ids: Int[Tensor, "sentences group"],
-        state: DecodingState | RecurrentState,
+        state: DecodingState,
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read the last token of each hypothesis and return the logits of the next."""
         # All hypotheses of a sentence are at the same position.
