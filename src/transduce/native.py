@@ -8,14 +8,15 @@ header is not used.
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Shaped
+from jaxtyping import Int64, Shaped
 
 from transduce.errors import LackOfMemoryError, RequestError, warn_caller
 from transduce.machine import free_memory, gomp_parallel
@@ -275,6 +276,28 @@ def pointer(
         )
     assert array.flags.c_contiguous
     return ffi.cast(kind, array.__array_interface__["data"][0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTokens:
+    """Tokens of several rows, one row after another, as the library reads them."""
+
+    offsets: Int64[np.ndarray, " rows_and_one"]
+    """Place of each row's first token; at the end, the number of tokens."""
+    tokens: Int64[np.ndarray, " tokens"]
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int]]) -> "RowTokens":
+        """Store the tokens of rows."""
+        return cls(
+            offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+            tokens=np.array([i for row in rows for i in row], dtype=np.int64),
+        )
+
+    @property
+    def rows(self) -> Int64[np.ndarray, " tokens"]:
+        """Row of each token."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 def empty_aligned(

@@ -16,30 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 
-from transduce.native import api, check, ffi, pointer
+from transduce.native import RowTokens, api, check, ffi, pointer
 from transduce.search_config import SearchConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTokens:
-    """Tokens of each of several rows, stored one row after another."""
-
-    offsets: Int64[np.ndarray, " rows_and_one"]
-    """Place of each row's first token; at the end, the number of tokens."""
-    tokens: Int64[np.ndarray, " tokens"]
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int]]) -> "RowTokens":
-        """Store the tokens of rows."""
-        return cls(
-            offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
-            tokens=np.array([i for row in rows for i in row], dtype=np.int64),
-        )
-
-    @property
-    def rows(self) -> Int64[np.ndarray, " tokens"]:
-        """Row of each token."""
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,6 @@ from transduce.decoding.candidates import (
     Candidates,
     Excluded,
     Restrictions,
-    RowTokens,
     find_candidates,
     log_likelihoods,
     native_logits,
@@ -40,6 +39,7 @@ from transduce.model.config import ModelConfig
 from transduce.model_folder import QuantizedWeight
 from transduce.native import (
     LOADING,
+    RowTokens,
     api,
     check,
     empty_aligned,

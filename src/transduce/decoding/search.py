@@ -230,18 +230,13 @@ class Decoding:
         while len(self.search.live) == num_live:
             if on_step is not None:
                 on_step()
-            if not self._take_steps(max_live):
+            last_ids = None
+            if (decoder := self._multi_step) is not None:
+                last_ids = decoder.take_steps(self._last_ids, self.search, max_live)
+            if last_ids is None:
                 self.step()
-
-    def _take_steps(self, max_live: int) -> bool:
-        """Take several steps in one call, and return whether this is possible."""
-        if self._multi_step is None:
-            return False
-        last_ids = self._multi_step.take_steps(self._last_ids, self.search, max_live)
-        if last_ids is None:
-            return False
-        self._last_ids = last_ids
-        return True
+            else:
+                self._last_ids = last_ids
 
     def join(self, other: "Decoding") -> None:
         """Append the sentences of another; both must have taken a step."""

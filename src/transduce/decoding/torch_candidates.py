@@ -20,10 +20,10 @@ from transduce.decoding.candidates import (
     Candidates,
     ExcludedTokens,
     Restrictions,
-    RowTokens,
 )
 from transduce.decoding.search import AllowedTokens
 from transduce.device import for_inference
+from transduce.native import RowTokens
 from transduce.nn.kernels import has_triton
 from transduce.search_config import SamplingConfig
 

@@ -357,16 +357,17 @@ def join_lines(
     places = [(n, i) for n, parts in enumerate(lines) for i in range(len(parts))]
     translations = [[EMPTY] * len(parts) for parts in lines]
     missing = [len(parts) for parts in lines]
-    next_line = 0
-    for number, translation in found:
-        line, part = places[number]
-        translations[line][part] = translation
-        missing[line] -= 1
-        if not missing[line]:
-            on_line()
-        while next_line < len(lines) and not missing[next_line]:
-            yield join_parts(lines[next_line], translations[next_line])
-            next_line += 1
+
+    def joined() -> Iterator[tuple[int, Translation]]:
+        for number, translation in found:
+            line, part = places[number]
+            translations[line][part] = translation
+            missing[line] -= 1
+            if not missing[line]:
+                on_line()
+                yield line, join_parts(lines[line], translations[line])
+
+    return in_order(joined())
 
 
 def join_parts(
