@@ -10,7 +10,7 @@ import torch
 
 from instruction_sets import chosen_isa
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import translator as translators
+from transduce.decoding import translations
 from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.search import MaskedDecoder
 from transduce.decoding.translations import Translation
@@ -140,7 +140,7 @@ def test_a_recurrent_decoder_chooses_among_a_lines_own_candidates(
     # So small that sentences join others that have begun.
     translator.batch_positions = 80
     assert found(translator.translate_stream(LINES[::-1], search))[::-1] == alone
-    monkeypatch.setattr(translators, "with_shortlists", MaskedDecoder)
+    monkeypatch.setattr(translations, "with_shortlists", MaskedDecoder)
     reference = found(translator.translate_stream(LINES, search))
     assert alone == near_all(reference)
 
@@ -184,7 +184,7 @@ def test_the_native_decoder_equals_the_reference(
     )
     translator = Translator(checkpoint, "cpu", precision=precision)
     native = found(translator.translate_stream(LINES, config))
-    monkeypatch.setattr(translators, "with_shortlists", MaskedDecoder)
+    monkeypatch.setattr(translations, "with_shortlists", MaskedDecoder)
     reference = found(translator.translate_stream(LINES, config))
     assert native == near_all(reference)
 

@@ -47,13 +47,8 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import TorchModel
-from transduce.decoding.translations import Part
-from transduce.decoding.translator import (
-    EXCLUDED,
-    Translator,
-    allowed_tokens,
-    possible_search,
-)
+from transduce.decoding.translations import EXCLUDED, Part, allowed_tokens
+from transduce.decoding.translator import Translator, possible_search
 from transduce.device import for_inference
 from transduce.errors import RequestError, TooLongError
 from transduce.model.config import AttentionKind

@@ -1,6 +1,7 @@
 """Translations: from lines of text to parts that a model reads, and back to lines.
 
-Lines are read ahead in windows (`Pace`), whose parts are searched for together.
+Lines are read ahead in windows (`Pace`), whose parts are searched for together
+(`start_translating`, `start_sampling`).
 
 A model whose vocabulary is of words generates <unk> for all others. Each is replaced
 after the search (Luong et al., 2015) by the dictionary's translation of the source word
@@ -15,11 +16,24 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-from transduce.decoding.search import Hypothesis, require_numbers
-from transduce.errors import RequestError, shortened
+from transduce.decoding.backend import start_search
+from transduce.decoding.sampling import Sampling
+from transduce.decoding.search import (
+    AllowedTokens,
+    Decoding,
+    DecodingModel,
+    Hypothesis,
+    coverage_of,
+    require_numbers,
+    start_decoder,
+    with_shortlists,
+)
+from transduce.errors import RequestError, shortened, warn_caller
+from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.text.alignment import WordDictionary
 from transduce.text.corpus import Windows, full_windows, require_characters
 from transduce.text.inline_tags import is_within_word
+from transduce.text.shortlist import Shortlist
 from transduce.text.splitting import space_between, split_long
 from transduce.text.tokenizer import (
     SubwordTokenizer,
@@ -27,7 +41,7 @@ from transduce.text.tokenizer import (
     WordTokenizer,
     encode_with_tag,
 )
-from transduce.text.vocabulary import EOS, UNKNOWN_IDS, is_tag
+from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS, is_tag
 
 MAX_SOURCE_TOKENS = 250
 """Tokens of a source above which it is translated in parts: few models were trained on
@@ -218,6 +232,89 @@ def _starts(text: str, parts: Sequence[str]) -> Iterator[int]:
         start = text.index(part, end)
         end = start + len(part)
         yield start
+
+
+EXCLUDED = (PAD, BOS)
+"""Ids of tokens that are never generated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSearch:
+    """Beam search or sampling of the parts of lines."""
+
+    start: Callable[[Sequence[DecodingModel], list[Part]], Decoding]
+    """Function that encodes parts and starts their search."""
+    group_size: int
+    """Number of hypotheses of each part."""
+    min_steps: int = 0
+    """Minimum number of steps of a part."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """Tokens of words that must not replace an unknown one."""
+
+
+def start_translating(
+    models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
+) -> Decoding:
+    """Encode sources and start the search for their translations."""
+    limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
+    prefixes = [part.prefix for part in parts]
+    decoder = start_decoder(models, _sources(parts), config)
+    if config.shortlist and models[0].shortlist is not None:
+        shortlists = allowed_tokens(models[0].shortlist, parts, config)
+        decoder = with_shortlists(decoder, shortlists)
+    coverage = coverage_of(decoder, config)
+    # Several hypotheses may have the same text, so more than `num_best` are needed.
+    most = 1 if config.num_best == 1 else None
+    search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
+    return Decoding(decoder, search, BOS)
+
+
+def with_available_shortlist(
+    config: SearchConfig, shortlist: Shortlist | None
+) -> SearchConfig:
+    """Return the config; if a model has no shortlist, without it and with a warning."""
+    if not config.shortlist or shortlist is not None:
+        return config
+    warn_caller(
+        "`search.shortlist` is set, but the model has no shortlist; the whole "
+        "vocabulary is used instead. Make one with `transduce shortlist`."
+    )
+    return replace(config, shortlist=False)
+
+
+def allowed_tokens(
+    shortlist: Shortlist, parts: list[Part], config: SearchConfig
+) -> list[AllowedTokens]:
+    """Return the tokens among which each part chooses.
+
+    None stands for all tokens: after a prefix, and for a part with so few candidates
+    that `min_length` and `bad_words` could exclude all of them. Candidates depend on
+    the part alone, and so does its translation.
+    """
+    # Unlike the paper: a shortlist, for speed; the softmax of section 3.4 is then over
+    # some hundred tokens. Off by default: `search.shortlist`.
+    base = shortlist.base()
+    max_excluded = config.min_length + len(config.bad_words) + 1
+    allowed: list[AllowedTokens] = []
+    for part in parts:
+        candidates = shortlist.candidates(part.source, base)
+        is_usable = not part.prefix and len(candidates) > max_excluded
+        allowed.append(candidates if is_usable else None)
+    return allowed
+
+
+def start_sampling(
+    models: Sequence[DecodingModel], parts: list[Part], config: SamplingConfig
+) -> Decoding:
+    """Encode sources and start to draw their translations."""
+    limits = [part.length + config.extra_length for part in parts]
+    seeds = [(part.line, part.number) for part in parts]
+    search = Sampling(limits, seeds, config, EOS, EXCLUDED)
+    return Decoding(start_decoder(models, _sources(parts)), search, BOS)
+
+
+def _sources(parts: list[Part]) -> list[list[int]]:
+    return [[*part.source, EOS] for part in parts]
 
 
 def require_lists(*several: object) -> None:

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, count
 from operator import itemgetter
@@ -23,7 +23,6 @@ from transduce.decoding.backend import (
     decodes_natively,
     prepare_for_decoding,
     require_ensemble,
-    start_search,
 )
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
@@ -41,22 +40,17 @@ from transduce.decoding.processes import (
     score_pairs,
     search_in_batches,
 )
-from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
-    AllowedTokens,
-    Decoding,
     DecodingModel,
     Hypothesis,
-    coverage_of,
     require_numbers,
-    start_decoder,
-    with_shortlists,
 )
 from transduce.decoding.translations import (
     EMPTY,
     CrossAttention,
     Pace,
     Part,
+    PartSearch,
     Translation,
     detokenize,
     encode_lines,
@@ -67,6 +61,9 @@ from transduce.decoding.translations import (
     replaced_texts,
     require_lists,
     require_strings,
+    start_sampling,
+    start_translating,
+    with_available_shortlist,
     with_best,
 )
 from transduce.errors import (
@@ -95,9 +92,6 @@ from transduce.text.tokenizer import (
     tagged,
 )
 from transduce.text.vocabulary import (
-    BOS,
-    EOS,
-    PAD,
     UNKNOWN_IDS,
     find_corpus_tag,
     find_language_tag,
@@ -112,8 +106,6 @@ if TYPE_CHECKING:
     import transduce.decoding.parser
     import transduce.decoding.torch_model
 
-EXCLUDED = (PAD, BOS)
-"""Ids of tokens that are never generated."""
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
@@ -502,8 +494,8 @@ class Translator:
                 "Lines with a prefix are translated with the whole vocabulary, not "
                 "with the shortlist."
             )
-        search = _PartSearch(
-            start=partial(_start_translating, config=config),
+        search = PartSearch(
+            start=partial(start_translating, config=config),
             group_size=config.beam_size,
             min_steps=config.min_length + 1,
             bad_words=config.bad_words,
@@ -574,8 +566,8 @@ class Translator:
         pace = Pace() if pace is None else pace
         require_config("pace", pace, Pace)
         self._require_memory_for(config.number)
-        search = _PartSearch(
-            start=partial(_start_sampling, config=config), group_size=config.number
+        search = PartSearch(
+            start=partial(start_sampling, config=config), group_size=config.number
         )
         return self._in_windows(pair_up(sources, None), search, pace)
 
@@ -727,7 +719,7 @@ class Translator:
             )
 
     def _in_windows(
-        self, pairs: Iterable[tuple[str, str]], search: "_PartSearch", pace: Pace
+        self, pairs: Iterable[tuple[str, str]], search: PartSearch, pace: Pace
     ) -> Iterator[Translation]:
         """Yield the translation of each source and prefix, window by window."""
         numbered = zip(
@@ -749,13 +741,20 @@ class Translator:
     def _translated_parts(
         self,
         parts: Sequence[Part],
-        search: "_PartSearch",
+        search: PartSearch,
         on_step: Callable[[], object] | None,
     ) -> Iterator[tuple[int, Translation]]:
         """Yield the number and the translation of each part as soon as it is done."""
         yield from ((i, EMPTY) for i, part in enumerate(parts) if not part.source)
         filled = [i for i, part in enumerate(parts) if part.source]
-        task = self._task([parts[i] for i in filled], search)
+        task = SearchTask(
+            sentences=[parts[i] for i in filled],
+            lengths=[len(parts[i].source) + 1 for i in filled],
+            capacity=self.batch_positions // search.group_size,
+            start=search.start,
+            step_rows=StepRows(search.group_size, self.models[0].step_overhead),
+            min_steps=search.min_steps,
+        )
         for found in self._run(task, on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
             replaced = self._texts_without_unknown(several, search.bad_words)
@@ -783,33 +782,6 @@ class Translator:
             return [None] * len(found)
         dictionary = self._stored_models[0].dictionary
         return replaced_texts(found, self.tokenizer, dictionary, attention, bad_words)
-
-    def _task(
-        self, parts: list[Part], search: "_PartSearch"
-    ) -> SearchTask[Sequence[DecodingModel], Part]:
-        """Return a search as a task for processes."""
-        return SearchTask(
-            sentences=parts,
-            lengths=[len(part.source) + 1 for part in parts],
-            capacity=self.batch_positions // search.group_size,
-            start=search.start,
-            step_rows=StepRows(search.group_size, self.models[0].step_overhead),
-            min_steps=search.min_steps,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PartSearch:
-    """Beam search or sampling of the parts of lines."""
-
-    start: Callable[[Sequence[DecodingModel], list[Part]], Decoding]
-    """Function that encodes parts and starts their search."""
-    group_size: int
-    """Number of hypotheses of each part."""
-    min_steps: int = 0
-    """Minimum number of steps of a part."""
-    bad_words: Sequence[Sequence[int]] = ()
-    """Tokens of words that must not replace an unknown one."""
 
 
 def _require_this_version(version: object) -> None:
@@ -856,19 +828,6 @@ def possible_search(translator: Translator, config: SearchConfig) -> SearchConfi
     return with_available_shortlist(config, translator.shortlist)
 
 
-def with_available_shortlist(
-    config: SearchConfig, shortlist: Shortlist | None
-) -> SearchConfig:
-    """Return the config; if a model has no shortlist, without it and with a warning."""
-    if not config.shortlist or shortlist is not None:
-        return config
-    warn_caller(
-        "`search.shortlist` is set, but the model has no shortlist; the whole "
-        "vocabulary is used instead. Make one with `transduce shortlist`."
-    )
-    return replace(config, shortlist=False)
-
-
 def longest_source(translator: Translator) -> int:
     """Return the number of tokens above which a source is translated in parts."""
     tables = (num_positions(each.config) for each in translator._stored_models)
@@ -886,58 +845,6 @@ def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
     """
     is_exact = translator.precision == "fp32" or not with_scores
     return 1 if translator.is_native and is_exact else WINDOW_LINES
-
-
-def _start_translating(
-    models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
-) -> Decoding:
-    """Encode sources and start the search for their translations."""
-    limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
-    prefixes = [part.prefix for part in parts]
-    decoder = start_decoder(models, _sources(parts), config)
-    if config.shortlist and models[0].shortlist is not None:
-        shortlists = allowed_tokens(models[0].shortlist, parts, config)
-        decoder = with_shortlists(decoder, shortlists)
-    coverage = coverage_of(decoder, config)
-    # Several hypotheses may have the same text, so more than `num_best` are needed.
-    most = 1 if config.num_best == 1 else None
-    search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
-    return Decoding(decoder, search, BOS)
-
-
-def allowed_tokens(
-    shortlist: Shortlist, parts: list[Part], config: SearchConfig
-) -> list[AllowedTokens]:
-    """Return the tokens among which each part chooses.
-
-    None stands for all tokens: after a prefix, and for a part with so few candidates
-    that `min_length` and `bad_words` could exclude all of them. Candidates depend on
-    the part alone, and so does its translation.
-    """
-    # Unlike the paper: a shortlist, for speed; the softmax of section 3.4 is then over
-    # some hundred tokens. Off by default: `search.shortlist`.
-    base = shortlist.base()
-    max_excluded = config.min_length + len(config.bad_words) + 1
-    allowed: list[AllowedTokens] = []
-    for part in parts:
-        candidates = shortlist.candidates(part.source, base)
-        is_usable = not part.prefix and len(candidates) > max_excluded
-        allowed.append(candidates if is_usable else None)
-    return allowed
-
-
-def _start_sampling(
-    models: Sequence[DecodingModel], parts: list[Part], config: SamplingConfig
-) -> Decoding:
-    """Encode sources and start to draw their translations."""
-    limits = [part.length + config.extra_length for part in parts]
-    seeds = [(part.line, part.number) for part in parts]
-    search = Sampling(limits, seeds, config, EOS, EXCLUDED)
-    return Decoding(start_decoder(models, _sources(parts)), search, BOS)
-
-
-def _sources(parts: list[Part]) -> list[list[int]]:
-    return [[*part.source, EOS] for part in parts]
 
 
 def load(

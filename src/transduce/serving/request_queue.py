@@ -345,38 +345,35 @@ class RequestQueue:
             )
 
     async def run(
-        self, work: Callable[[], Result], deadline: Deadline | None = None
+        self,
+        work: Callable[[], Result],
+        deadline: Deadline | None = None,
+        *,
+        is_new: bool = True,
     ) -> Result:
         """Run other work with the model, in its thread and in turn.
 
-        Raises `BusyError` if too much such work waits, and the errors of `submit`.
+        Raises the errors of `run_in_slices`.
         """
-        [found] = await self.run_in_slices(lambda: (work() for _ in range(1)), deadline)
-        return found
-
-    async def run_in_slices(
-        self, slices: Callable[[], Iterator[Result]], deadline: Deadline | None = None
-    ) -> list[Result]:
-        """Run work slice by slice, with turns of other requests in between."""
-        return await self._run_slices(slices, deadline, is_new=True)
-
-    async def finish(self, work: Callable[[], Result], deadline: Deadline) -> Result:
-        """Run the rest of an accepted request like `run`, however much work waits.
-
-        To refuse it would waste the search, and break off an answer that has begun.
-        """
-        [found] = await self._run_slices(
-            lambda: (work() for _ in range(1)), deadline, is_new=False
+        [found] = await self.run_in_slices(
+            lambda: (work() for _ in range(1)), deadline, is_new=is_new
         )
         return found
 
-    async def _run_slices(
+    async def run_in_slices(
         self,
         slices: Callable[[], Iterator[Result]],
-        deadline: Deadline | None,
+        deadline: Deadline | None = None,
         *,
-        is_new: bool,
+        is_new: bool = True,
     ) -> list[Result]:
+        """Run work slice by slice, with turns of other requests in between.
+
+        Raises `BusyError` if too much such work waits, and the errors of `submit`. Work
+        that is not new is the rest of an accepted request, which runs however much
+        waits: to refuse it would waste the search, and break off an answer that has
+        begun.
+        """
         self._require_own_process()
         request = _Slices(
             slices=slices, deadline=deadline or self.deadline(), is_new=is_new

@@ -492,7 +492,7 @@ async def _links(
         chosen = places[start : start + LINKED_AT_ONCE]
         pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
         link = partial(attended_links, reader, pairs)
-        linked = await queue.finish(link, deadline)
+        linked = await queue.run(link, deadline, is_new=False)
         for (i, k), each in zip(chosen, linked, strict=True):
             links[i][k] = each
     return links

@@ -25,7 +25,8 @@ from transduce.analysis.sentence_attention import (
 from transduce.architectures.config import ConvolutionalConfig
 from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.torch_model import TorchModel, prepare_model
-from transduce.decoding.translator import EXCLUDED, Translator
+from transduce.decoding.translations import EXCLUDED
+from transduce.decoding.translator import Translator
 from transduce.errors import (
     ConfigError,
     DataError,

@@ -242,7 +242,7 @@ def test_the_rest_of_an_accepted_request_is_never_refused(
 ) -> None:
     async def ask() -> int:
         deadline = queue.deadline()
-        rests = [queue.finish(lambda: 1, deadline) for _ in range(70)]
+        rests = [queue.run(lambda: 1, deadline, is_new=False) for _ in range(70)]
         tasks = list(map(asyncio.create_task, rests))
         await asyncio.sleep(0)
         tasks.append(asyncio.create_task(queue.run(lambda: 1)))  # 70 do not count
