@@ -37,14 +37,8 @@ from machine import describe_machine
 from starlette.requests import Request
 
 from transduce.errors import TransduceError
-from transduce.serving.admission import (
-    FORM,
-    JSON,
-    Admission,
-    AdmissionConfig,
-    RefusedError,
-)
-from transduce.serving.messages import TranslateRequest
+from transduce.serving.admission import Admission, AdmissionConfig
+from transduce.serving.messages import FORM, JSON, RefusedError, TranslateRequest
 from transduce.text.corpus import read_text
 from transduce.text.inline_tags import links_by_place
 from transduce.text.markup import join_html, split_html

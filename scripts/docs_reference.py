@@ -528,8 +528,7 @@ def _content(name: str) -> str:
 
 def http_page() -> str:
     """Page of the HTTP interface, from the server's OpenAPI document."""
-    from transduce.serving.messages import examples
-    from transduce.serving.server import create_app
+    from transduce.serving.server import create_app, examples
 
     openapi = create_app([]).openapi()
     bodies = examples([])

@@ -3,7 +3,7 @@
 On a CPU the native library decodes. PyTorch is imported only where the library cannot
 decode: on a GPU, in bf16, for other architectures than the Transformer, or without a C
 compiler at installation. The library also searches, for models in PyTorch too; without
-it numpy does (`start_search`).
+it Python does (`start_search`).
 """
 
 from collections.abc import Sequence

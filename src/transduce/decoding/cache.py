@@ -252,7 +252,7 @@ class DecodingState:
         return past[..., :end]
 
     def fill(
-        self, slots: Int[Tensor, " group"]
+        self, slots: Int[Tensor, " new"]
     ) -> Bool[Tensor, "sentences 1 group capacity"]:
         """Give these slots to the newest position of each hypothesis, in place.
 

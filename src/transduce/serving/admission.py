@@ -1,12 +1,11 @@
 """Admission of requests: hosts and origins, authentication, rate limits, refusals.
 
-It also reads requests, and answers unexpected failures in JSON.
+It also answers unexpected failures in JSON.
 """
 
 import asyncio
 import hmac
 import ipaddress
-import json
 import logging
 import math
 import re
@@ -17,12 +16,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote_to_bytes, urlsplit
+from typing import TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import ValidationError
-from python_multipart import create_form_parser
-from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -42,7 +38,13 @@ from transduce.errors import (
     counted,
     in_seconds,
 )
-from transduce.serving.messages import RequestMessage
+from transduce.serving.messages import (
+    RefusedError,
+    RequestMessage,
+    RequestType,
+    quoted,
+    read_message,
+)
 from transduce.text.corpus import read_text
 
 LOCAL_NAME = "localhost"
@@ -255,7 +257,7 @@ class GuardOrigins:
         host, origin = headers.get("host"), headers.get("origin")
         if host is not None and not config.allows_host(host):
             return (
-                f"The host must be a name of this server, but is {_quoted(host)}; "
+                f"The host must be a name of this server, but is {quoted(host)}; "
                 "allow it by `transduce serve --allowed-hosts`."
             )
         if origin is not None and not config.allows_origin(origin, host or ""):
@@ -264,7 +266,7 @@ class GuardOrigins:
             effect = "" if is_name else ", which allows all sites"
             return (
                 "Pages of other sites need permission to use this server, but "
-                f"{_quoted(origin)} has none; allow it by `transduce serve "
+                f"{quoted(origin)} has none; allow it by `transduce serve "
                 f"--cors-origins{value}`{effect}."
             )
         return None
@@ -385,82 +387,8 @@ def _with_port(name: str, port: int | None, scheme: str) -> str:
     return bracketed if is_default else f"{bracketed}:{port}"
 
 
-def _quoted(value: str) -> str:
-    """Header value quoted for a message, truncated if long."""
-    most = 80
-    return json.dumps(value if len(value) <= most else value[:most] + "…")
-
-
-RequestType = TypeVar("RequestType", bound=RequestMessage)
 Result = TypeVar("Result")
 
-JSON, FORM = "application/json", "application/x-www-form-urlencoded"
-MULTIPART = "multipart/form-data"
-MAX_FIELDS = 1000
-CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
-CODECS: Mapping[str, str] = {
-    label: codec
-    for codec, labels in {
-        "utf-8": "utf8 unicode11utf8",
-        "utf-16": "utf16 unicode ucs2",
-        "utf-16-le": "utf16le",
-        "utf-16-be": "utf16be",
-        "utf-32": "utf32 ucs4",
-        "utf-32-le": "utf32le",
-        "utf-32-be": "utf32be",
-        # As in browsers: clients that name Latin-1 mean its extension by Windows.
-        "cp1252": "windows1252 cp1252 iso88591 latin1 usascii ascii",
-        "cp1250": "windows1250 cp1250",
-        "cp1251": "windows1251 cp1251",
-        "cp1253": "windows1253 cp1253",
-        "cp1254": "windows1254 cp1254 iso88599 latin5",
-        "cp1255": "windows1255 cp1255",
-        "cp1256": "windows1256 cp1256",
-        "cp1257": "windows1257 cp1257",
-        "cp1258": "windows1258 cp1258",
-        "cp874": "windows874 cp874 tis620 iso885911",
-        "iso8859-2": "iso88592 latin2",
-        "iso8859-3": "iso88593 latin3",
-        "iso8859-4": "iso88594 latin4",
-        "iso8859-5": "iso88595",
-        "iso8859-6": "iso88596",
-        "iso8859-7": "iso88597",
-        "iso8859-8": "iso88598",
-        "iso8859-10": "iso885910 latin6",
-        "iso8859-13": "iso885913",
-        "iso8859-14": "iso885914",
-        "iso8859-15": "iso885915 latin9",
-        "iso8859-16": "iso885916 latin10",
-        "koi8-r": "koi8r",
-        "koi8-u": "koi8u",
-        "cp866": "cp866 ibm866",
-        "mac-roman": "macintosh macroman",
-        "gb18030": "gb18030 gbk gb2312 cp936 windows936",
-        "cp950": "big5 cp950 windows950",
-        "big5hkscs": "big5hkscs",
-        "cp932": "shiftjis sjis cp932 windows31j",
-        "euc-jp": "eucjp",
-        "iso2022_jp_ext": "iso2022jp csiso2022jp",
-        "cp949": "euckr cp949 windows949 ksc56011987 ksc5601",
-    }.items()
-    for label in labels.split()
-}
-"""Python's codec of each charset that a client may name.
-
-Labels are in lower case, without the signs between their letters and digits, as clients
-write shift_jis and Shift-JIS. Only these are looked up: Python keeps each unknown name
-that it is given.
-"""
-ISO_2022_JP = CODECS["iso2022jp"]
-WIDE = "utf-16", "utf-32"
-"""Beginnings of the names of codecs whose characters have several bytes each."""
-MARK = "\ufeff"
-"""Byte order mark."""
-ESCAPE = b"\x1b"
-"""Byte that begins a change of alphabet in ISO-2022-JP."""
-NOT_READ = re.compile("utf7|65000|hz|iso2022|cp5022|scsu|bocu")
-"""Pattern of labels of charsets that are not read, but whose text looks like ASCII.
-Browsers do not read them either (WHATWG, Encoding, 4.2)."""
 MAX_REFUSED_PER_MINUTE = 600
 """Limit on refused requests per minute and address, unless another limit is set."""
 BEARER = re.compile("bearer +(.+)", re.IGNORECASE)
@@ -472,17 +400,6 @@ MAX_CLIENTS = 10_000
 """Maximum number of clients whose rates are stored; the oldest are dropped."""
 CLIENT_GONE = 499
 """Status of a request whose client has gone; nginx's number."""
-
-
-class RefusedError(Exception):
-    """Refusal of a request, with status and message."""
-
-    def __init__(
-        self, status: int, message: str, retry_after_s: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -536,7 +453,7 @@ class Admission:
         """Return the parsed request; `RefusedError` if it is not admitted."""
         address = address_of(request)
         try:
-            message = _parsed(request, await self._body(request), message_type)
+            message = read_message(request, await self._body(request), message_type)
             client = self._client(request, message, address)
         except RefusedError as refusal:
             if refusal.status != CLIENT_GONE:
@@ -637,228 +554,6 @@ def _decoded(header: str) -> str:
         return header.encode("latin-1").decode()
     except UnicodeDecodeError:
         return header
-
-
-def _parsed(
-    request: Request, body: bytes, message_type: type[RequestType]
-) -> RequestType:
-    """Parse a request; `RefusedError` if it cannot be read."""
-    try:
-        return _read(request, body, message_type)
-    except ValidationError as error:
-        raise RefusedError(HTTPStatus.BAD_REQUEST, _first_problem(error)) from None
-    except UnicodeDecodeError:
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST,
-            "The body must be in UTF-8 or in the charset that its content-type names, "
-            "but is in neither.",
-        ) from None
-    except ValueError as error:
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST, f"The form cannot be read ({error})."
-        ) from None
-
-
-def _read(
-    request: Request, body: bytes, message_type: type[RequestType]
-) -> RequestType:
-    """Read a request from JSON, or from a form and the query."""
-    content_type = request.headers.get("content-type") or FORM
-    kind = content_type.partition(";")[0].strip().lower()
-    if body and (kind == JSON or kind.endswith("+json")):
-        return message_type.model_validate_json(_json_text(body, content_type))
-    fields = _Fields()
-    fields.read_query(request.url.query)
-    if body and kind == FORM:
-        if body.lstrip().startswith(b"{"):
-            raise RefusedError(
-                HTTPStatus.BAD_REQUEST,
-                f"The body looks like JSON; send it with content-type: {JSON}.",
-            )
-        fields.read_body(body, content_type)
-    elif body and kind == MULTIPART:
-        fields.read_parts(content_type, body)
-    elif body:
-        raise RefusedError(
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-            f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
-        )
-    return message_type.model_validate(fields.values)
-
-
-def _json_text(body: bytes, content_type: str) -> str:
-    """Decode JSON from UTF-8, or else from the charset that its type names.
-
-    As RFC 8259 lets a reader do, a byte order mark is ignored, and UTF-16 is
-    recognised, as some clients of Windows send it.
-    """
-    codec = _codec(content_type)
-    if codec == ISO_2022_JP and ESCAPE in body:
-        return body.decode(codec)
-    try:
-        return body.decode(json.detect_encoding(body))
-    except UnicodeDecodeError:
-        return body.decode(_required_codec(content_type))
-
-
-def _codec(content_type: str) -> str | None:
-    """Return the codec of the charset that the type of a body names, if it is known.
-
-    `RefusedError` if it is not read, but its text would look like UTF-8.
-    """
-    label = _label(content_type)
-    codec = CODECS.get(label)
-    if codec is None and NOT_READ.search(label):
-        raise _not_read(content_type)
-    return codec
-
-
-def _required_codec(content_type: str) -> str:
-    """Return the codec of the charset that the type of a body names.
-
-    `RefusedError` if it names UTF-8, as the body is in another encoding then, or no
-    charset, or one that the server does not read.
-    """
-    label = _label(content_type)
-    codec = CODECS.get(label)
-    if label and codec is None:
-        raise _not_read(content_type)
-    if codec is None or codec == "utf-8":
-        raise RefusedError(
-            HTTPStatus.BAD_REQUEST,
-            "The body must be in UTF-8, or its charset must be named in the "
-            "content-type, as in `charset=windows-1252`.",
-        )
-    return codec
-
-
-def _label(content_type: str) -> str:
-    """Return the label of a charset as `CODECS` has it; empty if none is named."""
-    named = CHARSET.search(content_type)
-    return re.sub("[^a-z0-9]", "", named[1].lower()) if named else ""
-
-
-def _not_read(content_type: str) -> RefusedError:
-    named = CHARSET.search(content_type)
-    return RefusedError(
-        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        "The body must be in UTF-8 or in another charset that this server reads, but "
-        f"the content-type names {_quoted(named[1] if named else '')}; send it in "
-        "UTF-8.",
-    )
-
-
-def _first_problem(error: ValidationError) -> str:
-    """Return the problem of the first malformed field.
-
-    A field of several types has a problem of each; the one returned is of the type that
-    fits farthest into the value.
-    """
-    problems = error.errors(include_url=False, include_context=False)
-    field = problems[0]["loc"][:1]
-    problem = max(
-        (each for each in problems if each["loc"][:1] == field),
-        key=lambda each: len(each["loc"]),
-    )
-    # Behind the field's name are positions in its list, and the names of its types.
-    place = (*field, *(part for part in problem["loc"][1:] if isinstance(part, int)))
-    where = ".".join(map(str, place)) or "The body"
-    return f"{where}: {' '.join(problem['msg'].split())}."
-
-
-class _Fields:
-    """Form fields: a text each, or a list of texts for a repeated field."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, str | list[str]] = {}
-
-    def read_query(self, query: str) -> None:
-        """Read a query; `ValueError` if it is malformed."""
-        try:
-            self._read(query, "utf-8")
-        except UnicodeDecodeError:
-            raise ValueError("the query must be in UTF-8") from None
-
-    def read_body(self, form: bytes, content_type: str) -> None:
-        """Read a URL-encoded body, in UTF-8 or the charset that its type names;
-        `ValueError` if it is malformed."""
-        codec = _codec(content_type) or ""
-        if codec.startswith(WIDE) and b"\0" in form:
-            self._read(form.decode(codec).removeprefix(MARK), "utf-8")
-            return
-        if codec != ISO_2022_JP or ESCAPE not in unquote_to_bytes(form):
-            try:
-                self._read(form.decode("utf-8-sig"), "utf-8")
-            except UnicodeDecodeError:
-                codec = _required_codec(content_type)
-            else:
-                return
-        self._read(form.decode(codec), codec)
-
-    def _read(self, form: str, codec: str) -> None:
-        """Read a URL-encoded form or query; `ValueError` if it is malformed."""
-        values = parse_qs(
-            form,
-            keep_blank_values=True,
-            encoding=codec,
-            errors="strict",
-            max_num_fields=MAX_FIELDS,
-        )
-        for name, each in values.items():
-            self.values[name] = each if len(each) > 1 else each[0]
-
-    def read_parts(self, content_type: str, body: bytes) -> None:
-        """Read multipart form data; `ValueError` if it is malformed or has a file."""
-        parts: dict[str, list[str]] = {}
-
-        def add(field: Any) -> None:
-            name = _part_name(field)
-            # Older versions of the library do not read it.
-            own = getattr(field, "content_type", None) or ""
-            text = _text(field.value or b"", own, content_type)
-            parts.setdefault(name, []).append(text)
-            if len(parts) > MAX_FIELDS:
-                raise ValueError("Max number of fields exceeded")
-
-        def refuse(file: Any) -> None:
-            name = _part_name(file)
-            raise ValueError(f"`{name[:80]}` must be text, but is a file")
-
-        _, options = parse_options_header(content_type)
-        boundary = options.get(b"boundary")
-        if boundary is not None and b"--%s--" % boundary not in body:
-            raise ValueError("its end is missing")
-        parser = create_form_parser(
-            {"Content-Type": content_type.encode("latin-1")},
-            add,
-            refuse,
-            config={"UPLOAD_ERROR_ON_BAD_CTE": True},
-        )
-        parser.write(body)
-        parser.finalize()
-        for name, each in parts.items():
-            self.values[name] = each if len(each) > 1 else each[0]
-
-
-def _part_name(part: Any) -> str:
-    """Name of a part of a form; a name that is not in UTF-8 is of no field."""
-    return (part.field_name or b"").decode(errors="replace")
-
-
-def _text(content: bytes, own_type: str, content_type: str) -> str:
-    """Decode a part of a form from UTF-8, or else from the charset of its own type or
-    that of the form."""
-    is_own = CHARSET.search(own_type) is not None
-    kind = own_type if is_own else content_type
-    codec = _codec(kind) or ""
-    # Many clients name the charset of their program for the form, but write in UTF-8.
-    is_wide = codec.startswith(WIDE) and (is_own or b"\0" in content)
-    if is_wide or (codec == ISO_2022_JP and ESCAPE in content):
-        return content.decode(codec).removeprefix(MARK)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return content.decode(_required_codec(kind))
 
 
 def refusal_of(error: TransduceError) -> RefusedError:

@@ -24,15 +24,14 @@ from transduce.files import without_infinity
 from transduce.model.config import AttentionKind
 from transduce.serving import messages
 from transduce.serving.admission import (
-    JSON,
     Admission,
-    RefusedError,
     failure_sentence,
     is_an_end,
     log_failure,
     refusal_of,
     while_connected,
 )
+from transduce.serving.messages import JSON, RefusedError
 from transduce.serving.request_queue import (
     Deadline,
     RequestQueue,

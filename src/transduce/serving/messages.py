@@ -1,31 +1,30 @@
-"""Requests and answers of the HTTP interface, and the page that documents them.
+"""Requests and answers of the HTTP interface: their fields, and how requests are read.
 
-The page is the OpenAPI document as HTML that works without network. Each path has an
-example, which can be changed and sent from the page.
+A request is read from JSON, or from a form and the query, in one of many charsets.
 """
 
 import json
+import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
-from importlib.resources import files
-from shlex import quote
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from urllib.parse import parse_qs, unquote_to_bytes
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+from python_multipart import create_form_parser
+from python_multipart.multipart import parse_options_header
+from starlette.requests import Request
 
 from transduce.model.config import AttentionKind
-from transduce.report.report import (
-    POLICY,
-    Column,
-    Part,
-    Section,
-    Table,
-    as_html,
-    whole_page,
-)
-from transduce.serving.served_models import AUTO, Format, ServedModel
+from transduce.serving.served_models import AUTO, Format
 
 MAX_ALTERNATIVES = 10
 
@@ -370,162 +369,303 @@ class Refusal(BaseModel):
     error: str
 
 
-DOCUMENTATION_POLICY = f"{POLICY}; connect-src 'self'; form-action 'none'"
-"""Content security policy of the page: it may connect to this server only."""
-LIBRETRANSLATE = (
-    "LibreTranslate clients work unchanged. A body is JSON, a form or form data; null "
-    "and empty fields count as missing. A language is a BCP 47 tag in any case; if no "
-    "model has it, a model of the same base language answers."
-)
-SENTENCE, TRANSLATION = "A dog runs.", "Ein Hund läuft."
+RequestType = TypeVar("RequestType", bound=RequestMessage)
 
-Schema = Mapping[str, Any]
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
+MAX_FIELDS = 1000
+CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE | re.ASCII)
+CODECS: Mapping[str, str] = {
+    label: codec
+    for codec, labels in {
+        "utf-8": "utf8 unicode11utf8",
+        "utf-16": "utf16 unicode ucs2",
+        "utf-16-le": "utf16le",
+        "utf-16-be": "utf16be",
+        "utf-32": "utf32 ucs4",
+        "utf-32-le": "utf32le",
+        "utf-32-be": "utf32be",
+        # As in browsers: clients that name Latin-1 mean its extension by Windows.
+        "cp1252": "windows1252 cp1252 iso88591 latin1 usascii ascii",
+        "cp1250": "windows1250 cp1250",
+        "cp1251": "windows1251 cp1251",
+        "cp1253": "windows1253 cp1253",
+        "cp1254": "windows1254 cp1254 iso88599 latin5",
+        "cp1255": "windows1255 cp1255",
+        "cp1256": "windows1256 cp1256",
+        "cp1257": "windows1257 cp1257",
+        "cp1258": "windows1258 cp1258",
+        "cp874": "windows874 cp874 tis620 iso885911",
+        "iso8859-2": "iso88592 latin2",
+        "iso8859-3": "iso88593 latin3",
+        "iso8859-4": "iso88594 latin4",
+        "iso8859-5": "iso88595",
+        "iso8859-6": "iso88596",
+        "iso8859-7": "iso88597",
+        "iso8859-8": "iso88598",
+        "iso8859-10": "iso885910 latin6",
+        "iso8859-13": "iso885913",
+        "iso8859-14": "iso885914",
+        "iso8859-15": "iso885915 latin9",
+        "iso8859-16": "iso885916 latin10",
+        "koi8-r": "koi8r",
+        "koi8-u": "koi8u",
+        "cp866": "cp866 ibm866",
+        "mac-roman": "macintosh macroman",
+        "gb18030": "gb18030 gbk gb2312 cp936 windows936",
+        "cp950": "big5 cp950 windows950",
+        "big5hkscs": "big5hkscs",
+        "cp932": "shiftjis sjis cp932 windows31j",
+        "euc-jp": "eucjp",
+        "iso2022_jp_ext": "iso2022jp csiso2022jp",
+        "cp949": "euckr cp949 windows949 ksc56011987 ksc5601",
+    }.items()
+    for label in labels.split()
+}
+"""Python's codec of each charset that a client may name.
+
+Labels are in lower case, without the signs between their letters and digits, as clients
+write shift_jis and Shift-JIS. Only these are looked up: Python keeps each unknown name
+that it is given.
+"""
+ISO_2022_JP = CODECS["iso2022jp"]
+WIDE = "utf-16", "utf-32"
+"""Beginnings of the names of codecs whose characters have several bytes each."""
+MARK = "\ufeff"
+"""Byte order mark."""
+ESCAPE = b"\x1b"
+"""Byte that begins a change of alphabet in ISO-2022-JP."""
+NOT_READ = re.compile("utf7|65000|hz|iso2022|cp5022|scsu|bocu")
+"""Pattern of labels of charsets that are not read, but whose text looks like ASCII.
+Browsers do not read them either (WHATWG, Encoding, 4.2)."""
 
 
-def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
-    """Write the page: each path with its request and answer, then all schemas."""
-    bodies = examples(models)
-    introduction = Section(
-        title="For programs",
-        parts=(
-            LIBRETRANSLATE,
-            "The same description is at /openapi.json, in OpenAPI's format.",
-        ),
-    )
-    paths = [
-        _with_form(
-            Section(
-                title=f"{method.upper()} {path}", parts=tuple(_operation(operation))
-            ),
-            method.upper(),
-            path,
-            bodies.get(path),
+class RefusedError(Exception):
+    """Refusal of a request, with status and message."""
+
+    def __init__(
+        self, status: int, message: str, retry_after_s: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+def read_message(
+    request: Request, body: bytes, message_type: type[RequestType]
+) -> RequestType:
+    """Parse a request; `RefusedError` if it cannot be read."""
+    try:
+        return _read(request, body, message_type)
+    except ValidationError as error:
+        raise RefusedError(HTTPStatus.BAD_REQUEST, _first_problem(error)) from None
+    except UnicodeDecodeError:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "The body must be in UTF-8 or in the charset that its content-type names, "
+            "but is in neither.",
+        ) from None
+    except ValueError as error:
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST, f"The form cannot be read ({error})."
+        ) from None
+
+
+def _read(
+    request: Request, body: bytes, message_type: type[RequestType]
+) -> RequestType:
+    """Read a request from JSON, or from a form and the query."""
+    content_type = request.headers.get("content-type") or FORM
+    kind = content_type.partition(";")[0].strip().lower()
+    if body and (kind == JSON or kind.endswith("+json")):
+        # As RFC 8259 lets a reader do, a byte order mark is ignored, and UTF-16 is
+        # recognised, as some clients of Windows send it.
+        text = _text(body, content_type, json.detect_encoding(body))
+        return message_type.model_validate_json(text)
+    fields = _query_fields(request.url.query)
+    if body and kind == FORM:
+        if body.lstrip().startswith(b"{"):
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                f"The body looks like JSON; send it with content-type: {JSON}.",
+            )
+        fields |= _form_fields(body, content_type)
+    elif body and kind == MULTIPART:
+        fields |= _part_fields(body, content_type)
+    elif body:
+        raise RefusedError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            f"The body must be {JSON}, {FORM} or {MULTIPART}, but is {kind[:80]}.",
         )
-        for path, operations in openapi["paths"].items()
-        for method, operation in operations.items()
-    ]
-    schemas = [
-        as_html(Section(title=name, parts=tuple(_fields(schema))))
-        for name, schema in openapi["components"]["schemas"].items()
-    ]
-    page = files("transduce.serving") / "page"
-    return whole_page(
-        f"The interface of {openapi['info']['title']} {openapi['info']['version']}",
-        [as_html(introduction), *paths, *schemas],
-        (page / "docs.css").read_text(encoding="utf-8"),
-        (page / "docs.js").read_text(encoding="utf-8"),
-        DOCUMENTATION_POLICY,
+    return message_type.model_validate(
+        {name: each if len(each) > 1 else each[0] for name, each in fields.items()}
     )
 
 
-def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
-    """Example request for each path, one that the models can answer if any can."""
-    translating = [model for model in models if not model.is_parser]
-    parsing = [model for model in models if model.is_parser]
-    name = parser = "NAME"
-    languages = {"source": "en", "target": "de"}
-    if translating:
-        first = translating[0]
-        name, languages = first.name, {"source": first.source, "target": first.target}
-    if parsing:
-        parser = parsing[0].name
-    pair = {"source": SENTENCE, "target": TRANSLATION, "model": name}
-    tree = "(S (NP (X A) (X dog)) (VP (X runs)))"
-    inspected = pair
-    if parsing and not translating:
-        inspected = {"source": SENTENCE, "target": tree, "model": parser}
-    return {
-        "/translate": {"q": SENTENCE, **languages, "format": "text", "alternatives": 2},
-        "/detect": {"q": SENTENCE},
-        "/v1/translate": {"q": f"{SENTENCE} {SENTENCE}", "model": name},
-        "/v1/parse": {"q": SENTENCE, "model": parser},
-        "/v1/score": {"source": [SENTENCE], "target": [TRANSLATION], "model": name},
-        "/v1/attention": inspected,
-    }
-
-
-def _with_form(
-    section: Section, method: str, path: str, body: Mapping[str, Any] | None
+def _text(
+    content: bytes, content_type: str, unicode: str, *, is_wide: bool = False
 ) -> str:
-    """Section with an example request to try."""
-    sent, request = "", ""
-    if body is not None:
-        text = json.dumps(body, ensure_ascii=False, indent=2)
-        rows = text.count("\n") + 1
-        quoted = json.dumps(body, ensure_ascii=False)
-        request = f" -H 'content-type: application/json' -d {escape(quote(quoted))}"
-        sent = (
-            f"<p><label>Request to {escape(path)}<br>\n"
-            f'<textarea rows="{rows}" spellcheck="false">\n{escape(text)}</textarea>'
-            "</label></p>"
+    """Decode JSON or a part of a form from a form of Unicode, or else from the charset
+    that its type names.
+
+    A named charset whose characters have several bytes each counts if `is_wide`.
+    """
+    codec = _codec(content_type) or ""
+    if (is_wide and codec.startswith(WIDE)) or (
+        codec == ISO_2022_JP and ESCAPE in content
+    ):
+        return content.decode(codec).removeprefix(MARK)
+    try:
+        return content.decode(unicode)
+    except UnicodeDecodeError:
+        return content.decode(_required_codec(content_type))
+
+
+def _codec(content_type: str) -> str | None:
+    """Return the codec of the charset that the type of a body names, if it is known.
+
+    `RefusedError` if it is not read, but its text would look like UTF-8.
+    """
+    label = _label(content_type)
+    codec = CODECS.get(label)
+    if codec is None and NOT_READ.search(label):
+        raise _not_read(content_type)
+    return codec
+
+
+def _required_codec(content_type: str) -> str:
+    """Return the codec of the charset that the type of a body names.
+
+    `RefusedError` if it names UTF-8, as the body is in another encoding then, or no
+    charset, or one that the server does not read.
+    """
+    label = _label(content_type)
+    codec = CODECS.get(label)
+    if label and codec is None:
+        raise _not_read(content_type)
+    if codec is None or codec == "utf-8":
+        raise RefusedError(
+            HTTPStatus.BAD_REQUEST,
+            "The body must be in UTF-8, or its charset must be named in the "
+            "content-type, as in `charset=windows-1252`.",
         )
-    address = '<span class="address">http://localhost:5000</span>'
-    form = (
-        f'<form data-method="{method}" data-path="{escape(path)}">\n'
-        f"<pre tabindex='0'>curl {address}{escape(path)}{request}</pre>\n{sent}\n"
-        f'<button aria-label="Try it: {method} {escape(path)}">Try it</button>'
-        '<output aria-live="polite"></output>\n'
-        f'<pre class="answer" tabindex="0" hidden></pre>\n</form>'
-    )
-    return as_html(section).removesuffix("</section>") + form + "\n</section>"
+    return codec
 
 
-def _operation(operation: Schema) -> Iterator[Part]:
-    yield operation["description"]
-    if body := operation.get("requestBody"):
-        kinds = body["content"]
-        first, *_ = kinds.values()
-        *others, last = kinds
-        yield f"The body is {', '.join(others)} or {last}."
-        yield from _fields(first["schema"], "The body")
-    rows = tuple(
-        (status, _content(answer), answer["description"])
-        for status, answer in operation["responses"].items()
-    )
-    yield Table(title="The answer", columns=_texts("status", "body", "when"), rows=rows)
+def _label(content_type: str) -> str:
+    """Return the label of a charset as `CODECS` has it; empty if none is named."""
+    named = CHARSET.search(content_type)
+    return re.sub("[^a-z0-9]", "", named[1].lower()) if named else ""
 
 
-def _content(answer: Schema) -> str:
-    return ", ".join(
-        f"{_kind(content['schema'])} as {kind}"
-        for kind, content in answer.get("content", {}).items()
-        if "schema" in content
+def _not_read(content_type: str) -> RefusedError:
+    named = CHARSET.search(content_type)
+    return RefusedError(
+        HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        "The body must be in UTF-8 or in another charset that this server reads, but "
+        f"the content-type names {quoted(named[1] if named else '')}; send it in "
+        "UTF-8.",
     )
 
 
-def _fields(schema: Schema, title: str = "") -> Iterator[Part]:
-    if not title:
-        yield schema["description"]
-    required = schema.get("required", ())
-    rows = tuple(
-        (
-            name,
-            _kind(field),
-            "none: it must be given"
-            if name in required
-            else json.dumps(field.get("default")),
-            field.get("description", ""),
-        )
-        for name, field in schema["properties"].items()
+def _first_problem(error: ValidationError) -> str:
+    """Return the problem of the first malformed field.
+
+    A field of several types has a problem of each; the one returned is of the type that
+    fits farthest into the value.
+    """
+    problems = error.errors(include_url=False, include_context=False)
+    field = problems[0]["loc"][:1]
+    problem = max(
+        (each for each in problems if each["loc"][:1] == field),
+        key=lambda each: len(each["loc"]),
     )
-    heads = _texts("field", "kind", "default", "meaning")
-    yield Table(title=title, columns=heads, rows=rows)
+    # Behind the field's name are positions in its list, and the names of its types.
+    place = (*field, *(part for part in problem["loc"][1:] if isinstance(part, int)))
+    where = ".".join(map(str, place)) or "The body"
+    return f"{where}: {' '.join(problem['msg'].split())}."
 
 
-def _kind(schema: Schema) -> str:
-    """Describe a schema's type in words."""
-    if "anyOf" in schema:
-        return " or ".join(map(_kind, schema["anyOf"]))
-    if "enum" in schema:
-        return " or ".join(map(json.dumps, schema["enum"]))
-    if "const" in schema:
-        return json.dumps(schema["const"])
-    if "$ref" in schema:
-        return str(schema["$ref"]).rpartition("/")[2]
-    if schema.get("type") == "array":
-        return f"list of {_kind(schema['items'])}"
-    return str(schema.get("type", "text"))
+def _query_fields(query: str) -> dict[str, list[str]]:
+    """Return the texts of each field of a query; `ValueError` if it is malformed."""
+    try:
+        return _fields(query, "utf-8")
+    except UnicodeDecodeError:
+        raise ValueError("the query must be in UTF-8") from None
 
 
-def _texts(*names: str) -> tuple[Column, ...]:
-    return tuple(Column(name=name, is_text=True) for name in names)
+def _form_fields(form: bytes, content_type: str) -> dict[str, list[str]]:
+    """Return the texts of each field of a URL-encoded body; `ValueError` if malformed.
+
+    It is in UTF-8 or the charset that its type names.
+    """
+    codec = _codec(content_type) or ""
+    if codec.startswith(WIDE) and b"\0" in form:
+        return _fields(form.decode(codec).removeprefix(MARK), "utf-8")
+    if codec != ISO_2022_JP or ESCAPE not in unquote_to_bytes(form):
+        try:
+            return _fields(form.decode("utf-8-sig"), "utf-8")
+        except UnicodeDecodeError:
+            codec = _required_codec(content_type)
+    return _fields(form.decode(codec), codec)
+
+
+def _fields(form: str, codec: str) -> dict[str, list[str]]:
+    """Return the texts of each field of a URL-encoded form or query."""
+    return parse_qs(
+        form,
+        keep_blank_values=True,
+        encoding=codec,
+        errors="strict",
+        max_num_fields=MAX_FIELDS,
+    )
+
+
+def _part_fields(body: bytes, content_type: str) -> dict[str, list[str]]:
+    """Return the texts of each field of multipart form data.
+
+    `ValueError` if it is malformed or has a file.
+    """
+    parts: dict[str, list[str]] = {}
+
+    def add(field: Any) -> None:
+        content = field.value or b""
+        # Older versions of the library do not read it.
+        own = getattr(field, "content_type", None) or ""
+        is_own = CHARSET.search(own) is not None
+        # Many clients name the charset of their program for the form, but write in
+        # UTF-8.
+        is_wide = is_own or b"\0" in content
+        kind = own if is_own else content_type
+        text = _text(content, kind, "utf-8-sig", is_wide=is_wide)
+        parts.setdefault(_part_name(field), []).append(text)
+        if len(parts) > MAX_FIELDS:
+            raise ValueError("Max number of fields exceeded")
+
+    def refuse(file: Any) -> None:
+        raise ValueError(f"`{_part_name(file)[:80]}` must be text, but is a file")
+
+    _, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary")
+    if boundary is not None and b"--%s--" % boundary not in body:
+        raise ValueError("its end is missing")
+    parser = create_form_parser(
+        {"Content-Type": content_type.encode("latin-1")},
+        add,
+        refuse,
+        config={"UPLOAD_ERROR_ON_BAD_CTE": True},
+    )
+    parser.write(body)
+    parser.finalize()
+    return parts
+
+
+def _part_name(part: Any) -> str:
+    """Name of a part of a form; a name that is not in UTF-8 is of no field."""
+    return (part.field_name or b"").decode(errors="replace")
+
+
+def quoted(value: str) -> str:
+    """Header value quoted for a message, truncated if long."""
+    most = 80
+    return json.dumps(value if len(value) <= most else value[:most] + "…")

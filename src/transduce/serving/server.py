@@ -1,10 +1,13 @@
 """HTTP server: LibreTranslate's interface, more under /v1, and a page for browsers.
 
 The application has the paths, and the server listens, within its limits of connections.
+A page documents the paths. It is the OpenAPI document as HTML that works without
+network, with an example of each request, which can be changed and sent from the page.
 """
 
 import asyncio
 import ipaddress
+import json
 import logging
 import math
 import os
@@ -15,14 +18,18 @@ from collections.abc import (
     AsyncIterator,
     Callable,
     Coroutine,
+    Iterator,
+    Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from html import escape
 from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 from types import FrameType
 from typing import Any
 
@@ -36,11 +43,17 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
 from transduce.processes import stop_on_signal, terminations
+from transduce.report.report import (
+    POLICY,
+    Column,
+    Part,
+    Section,
+    Table,
+    as_html,
+    whole_page,
+)
 from transduce.serving import messages
 from transduce.serving.admission import (
-    FORM,
-    JSON,
-    MULTIPART,
     AccessConfig,
     Admission,
     AdmissionConfig,
@@ -48,7 +61,6 @@ from transduce.serving.admission import (
     AnswerFailures,
     GuardOrigins,
     ReadBodies,
-    RefusedError,
     refusal_of,
 )
 from transduce.serving.connection import (
@@ -58,6 +70,7 @@ from transduce.serving.connection import (
     OpenConnections,
 )
 from transduce.serving.endpoints import CountRequests, Endpoints, JsonLines, Monitor
+from transduce.serving.messages import FORM, JSON, MULTIPART, RefusedError
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.served_models import ServedModel
 
@@ -416,8 +429,8 @@ def _page_file(name: str, kind: str) -> Callable[[], Coroutine[Any, Any, Respons
 def _documentation(
     app: FastAPI, models: Sequence[ServedModel]
 ) -> Callable[[], Coroutine[Any, Any, Response]]:
-    headers = PAGE_HEADERS | {"content-security-policy": messages.DOCUMENTATION_POLICY}
-    page = cache(lambda: messages.documentation(app.openapi(), models))
+    headers = PAGE_HEADERS | {"content-security-policy": DOCUMENTATION_POLICY}
+    page = cache(lambda: documentation(app.openapi(), models))
 
     async def answer() -> Response:
         return HTMLResponse(page(), headers=headers)
@@ -459,3 +472,164 @@ async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
         message = f"The method must be {allowed} here, but is {request.method}."
     refusal = messages.Refusal(error=message)
     return JSONResponse(refusal.model_dump(), error.status_code, headers)
+
+
+DOCUMENTATION_POLICY = f"{POLICY}; connect-src 'self'; form-action 'none'"
+"""Content security policy of the page: it may connect to this server only."""
+LIBRETRANSLATE = (
+    "LibreTranslate clients work unchanged. A body is JSON, a form or form data; null "
+    "and empty fields count as missing. A language is a BCP 47 tag in any case; if no "
+    "model has it, a model of the same base language answers."
+)
+SENTENCE, TRANSLATION = "A dog runs.", "Ein Hund läuft."
+
+Schema = Mapping[str, Any]
+
+
+def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
+    """Write the page: each path with its request and answer, then all schemas."""
+    bodies = examples(models)
+    introduction = Section(
+        title="For programs",
+        parts=(
+            LIBRETRANSLATE,
+            "The same description is at /openapi.json, in OpenAPI's format.",
+        ),
+    )
+    paths = [
+        _with_form(
+            Section(
+                title=f"{method.upper()} {path}", parts=tuple(_operation(operation))
+            ),
+            method.upper(),
+            path,
+            bodies.get(path),
+        )
+        for path, operations in openapi["paths"].items()
+        for method, operation in operations.items()
+    ]
+    schemas = [
+        as_html(Section(title=name, parts=tuple(_fields(schema))))
+        for name, schema in openapi["components"]["schemas"].items()
+    ]
+    page = files("transduce.serving") / "page"
+    return whole_page(
+        f"The interface of {openapi['info']['title']} {openapi['info']['version']}",
+        [as_html(introduction), *paths, *schemas],
+        (page / "docs.css").read_text(encoding="utf-8"),
+        (page / "docs.js").read_text(encoding="utf-8"),
+        DOCUMENTATION_POLICY,
+    )
+
+
+def examples(models: Sequence[ServedModel]) -> dict[str, dict[str, Any]]:
+    """Example request for each path, one that the models can answer if any can."""
+    translating = [model for model in models if not model.is_parser]
+    parsing = [model for model in models if model.is_parser]
+    name = parser = "NAME"
+    languages = {"source": "en", "target": "de"}
+    if translating:
+        first = translating[0]
+        name, languages = first.name, {"source": first.source, "target": first.target}
+    if parsing:
+        parser = parsing[0].name
+    pair = {"source": SENTENCE, "target": TRANSLATION, "model": name}
+    tree = "(S (NP (X A) (X dog)) (VP (X runs)))"
+    inspected = pair
+    if parsing and not translating:
+        inspected = {"source": SENTENCE, "target": tree, "model": parser}
+    return {
+        "/translate": {"q": SENTENCE, **languages, "format": "text", "alternatives": 2},
+        "/detect": {"q": SENTENCE},
+        "/v1/translate": {"q": f"{SENTENCE} {SENTENCE}", "model": name},
+        "/v1/parse": {"q": SENTENCE, "model": parser},
+        "/v1/score": {"source": [SENTENCE], "target": [TRANSLATION], "model": name},
+        "/v1/attention": inspected,
+    }
+
+
+def _with_form(
+    section: Section, method: str, path: str, body: Mapping[str, Any] | None
+) -> str:
+    """Section with an example request to try."""
+    sent, request = "", ""
+    if body is not None:
+        text = json.dumps(body, ensure_ascii=False, indent=2)
+        rows = text.count("\n") + 1
+        quoted = json.dumps(body, ensure_ascii=False)
+        request = f" -H 'content-type: application/json' -d {escape(quote(quoted))}"
+        sent = (
+            f"<p><label>Request to {escape(path)}<br>\n"
+            f'<textarea rows="{rows}" spellcheck="false">\n{escape(text)}</textarea>'
+            "</label></p>"
+        )
+    address = '<span class="address">http://localhost:5000</span>'
+    form = (
+        f'<form data-method="{method}" data-path="{escape(path)}">\n'
+        f"<pre tabindex='0'>curl {address}{escape(path)}{request}</pre>\n{sent}\n"
+        f'<button aria-label="Try it: {method} {escape(path)}">Try it</button>'
+        '<output aria-live="polite"></output>\n'
+        f'<pre class="answer" tabindex="0" hidden></pre>\n</form>'
+    )
+    return as_html(section).removesuffix("</section>") + form + "\n</section>"
+
+
+def _operation(operation: Schema) -> Iterator[Part]:
+    yield operation["description"]
+    if body := operation.get("requestBody"):
+        kinds = body["content"]
+        first, *_ = kinds.values()
+        *others, last = kinds
+        yield f"The body is {', '.join(others)} or {last}."
+        yield from _fields(first["schema"], "The body")
+    rows = tuple(
+        (status, _content(answer), answer["description"])
+        for status, answer in operation["responses"].items()
+    )
+    yield Table(title="The answer", columns=_texts("status", "body", "when"), rows=rows)
+
+
+def _content(answer: Schema) -> str:
+    return ", ".join(
+        f"{_kind(content['schema'])} as {kind}"
+        for kind, content in answer.get("content", {}).items()
+        if "schema" in content
+    )
+
+
+def _fields(schema: Schema, title: str = "") -> Iterator[Part]:
+    if not title:
+        yield schema["description"]
+    required = schema.get("required", ())
+    rows = tuple(
+        (
+            name,
+            _kind(field),
+            "none: it must be given"
+            if name in required
+            else json.dumps(field.get("default")),
+            field.get("description", ""),
+        )
+        for name, field in schema["properties"].items()
+    )
+    heads = _texts("field", "kind", "default", "meaning")
+    yield Table(title=title, columns=heads, rows=rows)
+
+
+def _kind(schema: Schema) -> str:
+    """Describe a schema's type in words."""
+    if "anyOf" in schema:
+        return " or ".join(map(_kind, schema["anyOf"]))
+    if "enum" in schema:
+        return " or ".join(map(json.dumps, schema["enum"]))
+    if "const" in schema:
+        return json.dumps(schema["const"])
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema['items'])}"
+    return str(schema.get("type", "text"))
+
+
+def _texts(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name=name, is_text=True) for name in names)

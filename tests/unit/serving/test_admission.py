@@ -28,12 +28,12 @@ from transduce.serving.admission import (
     AccessConfig,
     AdmissionConfig,
     RateLimit,
-    RefusedError,
     is_accepted,
     read_keys,
     refusal_of,
     while_connected,
 )
+from transduce.serving.messages import RefusedError
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.server import ServerConfig
 from waiting import wait_until

@@ -14,15 +14,14 @@ from starlette.requests import Request
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
-from transduce.serving.admission import (
+from transduce.serving.admission import Admission, AdmissionConfig
+from transduce.serving.messages import (
     CODECS,
     FORM,
     JSON,
-    Admission,
-    AdmissionConfig,
     RefusedError,
+    TranslateRequest,
 )
-from transduce.serving.messages import TranslateRequest
 
 FIELDS = {"q": "one two", "source": "en", "target": "de", "format": "text"}
 

@@ -17,7 +17,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.serving.admission import AdmissionConfig
-from transduce.serving.messages import examples
+from transduce.serving.server import examples
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translator import Translator
 from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
-from transduce.serving.admission import FORM
+from transduce.serving.messages import FORM
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.server import http_server
 from waiting import wait_until
