@@ -110,6 +110,16 @@ class RequestMessage(BaseModel):
         """Texts that count towards the length limit."""
 
 
+class _TextRequest(RequestMessage):
+    """A request with one text."""
+
+    q: str
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.q]
+
+
 class TranslateRequest(RequestMessage):
     """Texts to translate, as in LibreTranslate."""
 
@@ -143,14 +153,8 @@ class TranslateAnswer(BaseModel):
     detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
 
 
-class DetectRequest(RequestMessage):
+class DetectRequest(_TextRequest):
     """Text whose language is requested, as in LibreTranslate."""
-
-    q: str
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.q]
 
 
 class NamedLanguage(BaseModel):
@@ -207,20 +211,15 @@ class Model(BaseModel):
     tags: Annotated[list[str], Field(description="Tags of its training's corpora.")]
 
 
-class StreamRequest(RequestMessage):
+class StreamRequest(_TextRequest):
     """Text to translate sentence by sentence."""
 
-    q: str
     model: ModelNamed = None
     target: TargetLanguage = None
     tag: CorpusTag = None
     format: FormatName = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.q]
 
 
 class ScoredText(BaseModel):
@@ -241,20 +240,15 @@ class StreamedSegment(BaseModel):
     alternatives: list[ScoredText] = []
 
 
-class ParseRequest(RequestMessage):
+class ParseRequest(_TextRequest):
     """English text to parse sentence by sentence."""
 
-    q: str
     model: ModelNamed = None
     constrained: Annotated[
         bool,
         Field(description="Search for trees only, so that no repair is needed."),
     ] = False
     split_sentences: SplitSentences = True
-
-    @property
-    def texts(self) -> list[str]:
-        return [self.q]
 
 
 class Leaf(BaseModel):

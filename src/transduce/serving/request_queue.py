@@ -380,7 +380,8 @@ class RequestQueue:
         )
         with self._changed:
             self._require_open()
-            if is_new and self._num_new_slices >= MAX_SLICED:
+            waiting = [e for e in self._requests if isinstance(e, _Slices) and e.is_new]
+            if is_new and len(waiting) >= MAX_SLICED:
                 raise BusyError(
                     f"At most {MAX_SLICED} other requests may wait, and the queue is "
                     "full; try again later."
@@ -389,11 +390,6 @@ class RequestQueue:
             self._changed.notify_all()
         request.future.add_done_callback(lambda _: self._remove_slices(request))
         return await asyncio.wrap_future(request.future)
-
-    @property
-    def _num_new_slices(self) -> int:
-        """Number of waiting new requests that are other work than a search."""
-        return sum(isinstance(e, _Slices) and e.is_new for e in self._requests)
 
     def close(self) -> None:
         """Accept no more requests, and finish the accepted ones."""
