@@ -18,7 +18,7 @@ from pathlib import Path
 
 from machine import describe_machine, minutes_of
 
-from commands import TESTS
+from commands import TESTS, call
 from transduce.experiments.presets import PRESETS
 
 TASKS = ("tok-en-de", "tok-en-fr", "en-de", "de-en", "en-fr")
@@ -58,19 +58,19 @@ def train(task: Task, run: Path, options: list[str]) -> None:
     files += ["--dev-source", dev_source, "--dev-target", dev_target]
     begin = ["--preset", "multi30k", *files]
     how = ["--resume"] if (run / "config.json").is_file() else begin
-    command = [*TRANSDUCE, "train", "--out", str(run), *how, *options]
-    subprocess.run(command, check=True)
+    command = ["-m", "transduce", "train", "--out", str(run), *how, *options]
+    subprocess.run([sys.executable, *command], check=True)
 
 
 def scores(task: Task, run: Path, split: str) -> dict[str, float]:
     """Scores of the averaged model on a test set, by name."""
     source, reference = task.files(split)
-    command = [*TRANSDUCE, "evaluate", str(run), "--source", source]
-    command += ["--reference", reference, "--language", task.target, "--json"]
-    command += ["--beam-size", str(SEARCH.beam_size)]
-    command += ["--length-penalty", str(SEARCH.length_penalty)]
-    command += ["--tokenized"] if task.is_tokenized else []
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    printed = call(
+        *("evaluate", run, "--source", source, "--reference", reference, "--json"),
+        *("--language", task.target, "--beam-size", SEARCH.beam_size),
+        *("--length-penalty", SEARCH.length_penalty),
+        *(("--tokenized",) if task.is_tokenized else ()),
+    )
     return {score["name"]: score["score"] for score in json.loads(printed)}
 
 
@@ -94,9 +94,6 @@ def report(task: Task, run: Path, minutes: float) -> str:
 def has(task: Task, split: str) -> bool:
     """Whether the corpus has this test set in both languages."""
     return all(Path(file).is_file() for file in task.files(split))
-
-
-TRANSDUCE = [sys.executable, "-m", "transduce"]
 
 
 def main() -> None:

@@ -200,11 +200,7 @@ class ByteNet(nn.Module):
     def start(self, memory: UnfoldedSource) -> CachedState:
         """Return the state before the first step: all earlier inputs are zeros."""
         sentences, states = len(memory.states), memory.states
-        hypotheses = {
-            "position": torch.zeros(
-                sentences, 1, dtype=torch.int64, device=states.device
-            )
-        }
+        hypotheses = {"position": states.new_zeros(sentences, 1, dtype=torch.int64)}
         for number, block in enumerate(self._decoder_blocks):
             shape = (sentences, 1, block.num_past, self.config.d_hidden)
             hypotheses[past_name(number)] = states.new_zeros(shape)

@@ -374,16 +374,12 @@ class Convolutional(nn.Module):
 
     def start(self, memory: ConvolutionalMemory) -> CachedState:
         """Return the state before the first step: all earlier inputs are zeros."""
-        device, dtype = memory.keys.device, memory.keys.dtype
-        sentences = len(memory.mask)
-        hypotheses = {
-            "position": torch.zeros(sentences, 1, dtype=torch.int64, device=device)
-        }
+        keys, sentences = memory.keys, len(memory.mask)
+        hypotheses = {"position": keys.new_zeros(sentences, 1, dtype=torch.int64)}
         decoder = self.config.decoder_convolutions
         for number, (before, sizes) in enumerate(_with_inputs(decoder)):
-            hypotheses[past_name(number)] = torch.zeros(
-                sentences, 1, sizes.kernel - 1, before.width, dtype=dtype, device=device
-            )
+            shape = (sentences, 1, sizes.kernel - 1, before.width)
+            hypotheses[past_name(number)] = keys.new_zeros(shape)
         return CachedState(
             memory_mask=memory.mask,
             memory={"keys": memory.keys, "values": memory.values},

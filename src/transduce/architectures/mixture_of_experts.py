@@ -428,23 +428,14 @@ class MixtureRecurrent(RecurrentBase):
             x = x + self.dropout(layer(x)[0])
         return x
 
-    def start(self, memory: RecurrentMemory) -> CachedState:
-        """Return the state before the first step, with one hypothesis a sentence."""
-        return CachedState(
-            memory_mask=memory.mask,
-            memory={"states": memory.states, "keys": memory.keys},
-            hypotheses={"layers": memory.initial[:, None]},
-        )
-
     def step(
         self, last_ids: Int[Tensor, "sentences group"], state: CachedState
     ) -> Float[Tensor, "sentences group vocab"]:
         """Read one more token of each hypothesis; return the logits of the next."""
         layers = state.hypotheses["layers"]
         x = self.dropout(self.embed_target(last_ids))
-        fed = self.attentive.first_fed(layers)  # of no width
-        attended, lowest, _ = self.attentive.step(
-            x, memory_of(state), layers[:, :, :1], fed
+        attended, lowest, fed = self.attentive.step(
+            x, memory_of(state), layers[:, :, :1], state.hypotheses["fed"]
         )
         x = x + self.dropout(attended.outputs)
         is_token = torch.ones_like(last_ids, dtype=torch.bool)
@@ -455,7 +446,7 @@ class MixtureRecurrent(RecurrentBase):
             outputs, after = layer(rows, before)
             x = x + self.dropout(outputs[:, 0].unflatten(0, last_ids.shape))
             states.append(after.unflatten(0, last_ids.shape))
-        state.hypotheses = {"layers": torch.stack(states, dim=2)}
+        state.hypotheses = {"layers": torch.stack(states, dim=2), "fed": fed}
         return self.logits(x)
 
     def auxiliary_loss(self) -> Float[Tensor, ""]:

@@ -560,7 +560,7 @@ class AttentiveStack(nn.Module):
 
 
 class RecurrentBase(nn.Module):
-    """Embeddings, logits and attention of recurrent models with one `AttentiveStack`.
+    """Embeddings, logits and first state of models with one `AttentiveStack`.
 
     Logits are computed from vectors of `output_width` numbers.
     """
@@ -592,6 +592,15 @@ class RecurrentBase(nn.Module):
         """Return the embeddings of target tokens."""
         embedded: Tensor = (self.target_embedding or self.embedding)(ids)
         return embedded
+
+    def start(self, memory: RecurrentMemory) -> CachedState:
+        """Return the state before the first step, with one hypothesis a sentence."""
+        layers = memory.initial[:, None]
+        return CachedState(
+            memory_mask=memory.mask,
+            memory={"states": memory.states, "keys": memory.keys},
+            hypotheses={"layers": layers, "fed": self.attentive.first_fed(layers)},
+        )
 
     def logits(
         self, states: Float[Tensor, "*rows output_width"]
@@ -760,15 +769,6 @@ class RecurrentModel(RecurrentBase):
         if self.upper is not None:
             states, _ = self.upper(states, memory.initial[:, count:], attended.contexts)
         return self._read_out(states, embedded, attended)
-
-    def start(self, memory: RecurrentMemory) -> CachedState:
-        """Return the state before the first step, with one hypothesis a sentence."""
-        layers = memory.initial[:, None]
-        return CachedState(
-            memory_mask=memory.mask,
-            memory={"states": memory.states, "keys": memory.keys},
-            hypotheses={"layers": layers, "fed": self.attentive.first_fed(layers)},
-        )
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"], state: CachedState

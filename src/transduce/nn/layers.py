@@ -200,13 +200,12 @@ def has_layer_stack(
         and x.size(1) > 0
         and x.size(-1) % MASK_MULTIPLE == 0
         and settings.d_ff % ROW_MULTIPLE == 0
-        and all(_has_attention(x, each, settings) for each in attended)
+        and all(
+            has_native_attention(x, each, settings.heads, settings.attention_dropout)
+            for each in attended
+        )
         and (_fits_bf16(settings) if _is_autocast() else has_fp32_products())
     )
-
-
-def _has_attention(x: Tensor, attended: Tensor, settings: StackSettings) -> bool:
-    return has_native_attention(x, attended, settings.heads, settings.attention_dropout)
 
 
 def _is_autocast() -> bool:
