@@ -112,24 +112,14 @@ def test_either_a_model_or_its_translations_are_needed(
     )
 
 
-def test_a_model_without_a_source_is_refused(
-    refuses: Callable[..., str], model: Path, reference: Path
-) -> None:
-    message = refuses("evaluate", model, "--reference", reference)
-    assert (
-        message
-        == "A model and --source must be given together, but only one of them is."
-    )
-
-
-def test_a_source_without_a_model_is_refused(
-    refuses: Callable[..., str], reference: Path
+@pytest.mark.parametrize("has_model", [True, False])
+def test_a_model_and_a_source_are_needed_together(
+    refuses: Callable[..., str], model: Path, reference: Path, has_model: bool
 ) -> None:
     files = ("--source", reference, "--hypothesis", reference)
-    message = refuses("evaluate", *files, "--reference", reference)
-    assert (
-        message
-        == "A model and --source must be given together, but only one of them is."
+    given = (model,) if has_model else files
+    assert refuses("evaluate", *given, "--reference", reference) == (
+        "A model and --source must be given together, but only one of them is."
     )
 
 
@@ -330,24 +320,21 @@ def test_a_malformed_language_tag_is_refused(
     assert said.endswith("but is 'Chinese'; did you mean 'zh'?")
 
 
-@pytest.mark.parametrize("option", ["--length-penalty", "--processes", "--beam-size"])
-@pytest.mark.parametrize("number", ["0", "2"])
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--length-penalty", ("0", "2")),
+        ("--processes", ("0", "2")),
+        ("--beam-size", ("0", "2")),
+        ("--precision", ("fp32", "bf16")),
+    ],
+)
 def test_given_translations_have_no_search(
-    refuses: Callable[..., str], reference: Path, option: str, number: str
+    refuses: Callable[..., str], reference: Path, option: str, values: tuple[str, ...]
 ) -> None:
     files = ("--hypothesis", reference, "--reference", reference)
-    assert refuses("evaluate", *files, option, number) == (
-        f"{option} is for a model's search, but there is no model; leave it out, or "
-        "give a model with --source."
-    )
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_given_translations_have_no_precision(
-    refuses: Callable[..., str], reference: Path, precision: str
-) -> None:
-    files = ("--hypothesis", reference, "--reference", reference)
-    assert refuses("evaluate", *files, "--precision", precision) == (
-        "--precision is for a model's search, but there is no model; leave it out, or "
-        "give a model with --source."
-    )
+    for value in values:
+        assert refuses("evaluate", *files, option, value) == (
+            f"{option} is for a model's search, but there is no model; leave it out, "
+            "or give a model with --source."
+        )

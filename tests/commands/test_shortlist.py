@@ -218,7 +218,7 @@ def test_a_shortlist_can_be_the_default_of_a_model(
 def test_the_option_of_a_server_sets_its_search(
     listed: Path, is_wanted: bool | None
 ) -> None:
-    translator = loaded([listed], "cpu", "fp32", 1, {}, is_wanted)
+    translator = loaded([listed], "cpu", "fp32", 1, {"shortlist": is_wanted})
     assert translator.search.shortlist is (is_wanted or False)
 
 

@@ -322,7 +322,7 @@ def _batches(pairs: Sequence[EncodedPair]) -> Iterator[Sequence[EncodedPair]]:
 
 
 MAX_TOKENS = 128
-"""Longest source or target: attention maps grow with its square."""
+"""Longest source or target in tokens: attention maps grow with its square."""
 TASK = "A survey of heads"
 """Task in the error about a model that is no Transformer."""
 PAIR, TREE = "pair", "tree"

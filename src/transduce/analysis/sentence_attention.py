@@ -30,6 +30,7 @@ from transduce.analysis.attention_maps import (
 from transduce.analysis.figures import HEAD_COLOURS, LabelledHeads, shortened_label
 from transduce.analysis.heads import (
     LEGEND,
+    MAX_TOKENS,
     head_statistics,
     head_sums,
     statistics_table,
@@ -284,8 +285,6 @@ def _pixels(place: tuple[int, int], reach: int) -> tuple[int, int]:
     return MARGIN + (reach + GAP) * step, MARGIN + LANE * lane + LANE // 4
 
 
-MAX_TOKENS = 128
-"""Longest source or target in tokens: attention maps grow with its square."""
 BEGIN, END = " <s>", " </s>"
 CONTINUED = "·"
 

@@ -154,27 +154,20 @@ def serve(
     # The page, the clients and the queue need a core too. Under a quota of 1.5 cores,
     # one thread of two computes: the other half core is theirs.
     leave_a_core()
-    restrictions = {
+    options = {
         "no_repeat_ngram": no_repeat_ngram,
         "repetition_penalty": repetition_penalty,
+        "shortlist": shortlist,
     }
     # Refuse options before a model is loaded.
-    SearchConfig().given(restrictions)
-    options = {**restrictions, "shortlist": shortlist}
+    SearchConfig().given(options)
     _require_translator(options, [each.folders[0] for each in names])
     with server.listen(host, port) as listener:
         served = [
             served_models.ServedModel.of(
                 each,
                 RequestQueue(
-                    loaded(
-                        each.folders,
-                        device,
-                        precision,
-                        processes,
-                        restrictions,
-                        shortlist,
-                    ),
+                    loaded(each.folders, device, precision, processes, options),
                     queue_config,
                 ),
             )
@@ -204,20 +197,18 @@ def loaded(
     device: str,
     precision: PrecisionChoice,
     num_processes: int,
-    restrictions: Mapping[str, Any],
-    shortlist: bool | None = None,
+    options: Mapping[str, Any],
 ) -> Translator:
     """Load a model, or the models of an ensemble.
 
-    The restrictions that are not None change a translator's search.
+    The options that are not None change a translator's search.
     """
     translator = load(
         *folders, device=device, precision=precision, num_processes=num_processes
     )
     if translator.symbols is None:
-        require_shortlist(shortlist, translator.shortlist, folders[0])
-        settings = {**restrictions, "shortlist": shortlist}
-        given = {k: value for k, value in settings.items() if value is not None}
+        require_shortlist(options.get("shortlist"), translator.shortlist, folders[0])
+        given = {k: value for k, value in options.items() if value is not None}
         search = replace(translator.search, **given)
         # Warn now, and not at the first request.
         translator.search = with_available_shortlist(search, translator.shortlist)
