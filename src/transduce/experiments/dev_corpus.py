@@ -267,7 +267,7 @@ class DevCorpus:
 def open_dev_corpora(
     folder: RunFolder, config: RunConfig, device: torch.device
 ) -> list[DevCorpus]:
-    """Open the dev sets of a run, that which chooses the best checkpoint first.
+    """Open the dev sets of a run; the first one chooses the best checkpoint.
 
     Raises `DataError` if a file is damaged.
     """
@@ -389,7 +389,7 @@ class DevScoring:
         self._training = config.training
         self._search = config.search
         self.dev_sets = open_dev_corpora(folder, config, device)
-        """Dev sets, that which chooses the best checkpoint first."""
+        """Dev sets; the first one chooses the best checkpoint."""
         if not self.dev_sets and self._entries():
             raise DataError(
                 f"{folder.path / DEV}: must hold the dev corpus by which the run was "

@@ -15,6 +15,7 @@ from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import prepare
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError, DataError
+from transduce.experiments import corpus_check
 from transduce.experiments.corpus_check import (
     REMEDIES,
     CorpusReport,
@@ -124,13 +125,13 @@ def mixture(tmp_path: Path) -> CorpusFiles:
 
 def test_the_epochs_of_a_mixture_are_of_what_its_stages_draw(tmp_path):
     corpora = []
-    for name, number in (("a", 400), ("b", 4_000)):
+    for name, number in (("a", 100), ("b", 1_000)):
         path = tmp_path / name
         path.write_text("".join(f"{i} {name}\n" for i in range(number)))
         corpora.append(CorpusConfig(name=name, source=str(path), target=str(path)))
     files = CorpusFiles.of(corpora)
     training = replace(TINY.training, steps=400)
-    batching = replace(TINY.batching, source_tokens=200, target_tokens=200)
+    batching = replace(TINY.batching, source_tokens=50, target_tokens=50)
     config = replace(TINY, training=training, batching=batching, corpora=tuple(corpora))
 
     def epoch_of(*stages: StageConfig) -> EpochReport:
@@ -699,20 +700,28 @@ def test_the_advised_steps_get_no_advice(
     assert ("set `training.steps` to 3000 " in problems) == is_advised_on
 
 
+@pytest.fixture
+def few_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let presets fit a tenth of the text that they are for."""
+    monkeypatch.setattr(corpus_check, "MANY_EPOCHS", 1_000)
+
+
+@pytest.mark.usefixtures("few_suffice")
 def test_a_proposal_keeps_the_steps_of_a_preset_that_fits(
     check: Check,
 ) -> None:
-    lines = [" ".join(f"{n}" for n in range(k, k + 99)).encode() for k in range(3_000)]
+    lines = [" ".join(f"{n}" for n in range(k, k + 99)).encode() for k in range(300)]
     epoch = check(lines, lines, config=PRESETS["base"]).epoch
     assert epoch is not None
     assert epoch.proposal == "the preset multi30k"
 
 
+@pytest.mark.usefixtures("few_suffice")
 def test_a_proposal_for_trees_counts_the_variants_of_the_preset(
     tmp_path: Path,
 ) -> None:
     treebank = tmp_path / "my.trees"
-    trees = islice(training_trees(seed=1), 1_500)
+    trees = islice(training_trees(seed=1), 150)
     treebank.write_text("".join(f"{tree}\n" for tree in trees), encoding="utf-8")
     files = TreebankFiles(trees=(treebank,))
 

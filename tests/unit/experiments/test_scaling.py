@@ -202,6 +202,7 @@ def test_parameters_include_the_learned_vocabulary(tmp_path, statistics):
         assert row.parameters == count_parameters(model).total
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_infinite_perplexity_stays_infinite(tmp_path, statistics):
     runs = runs_in(tmp_path, widths=(4,), seeds=(1,))
     for run in runs:
