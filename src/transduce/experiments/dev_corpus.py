@@ -143,11 +143,6 @@ class DevHistory:
         metric = self._metric([*self.entries, entry])
         return all(_rank(entry, metric) > _rank(each, metric) for each in self.entries)
 
-    def loss_at(self, step: int) -> float | None:
-        """Return the loss of the checkpoint of a step, or None if there is none."""
-        losses = [e["loss"] for e in self.entries if e["step"] == step]
-        return _number(losses[-1]) if losses else None
-
     def since_best(self) -> int:
         """Number of checkpoints after the last one that was a gain.
 
@@ -434,7 +429,8 @@ class DevScoring:
 
     def loss_at(self, step: int) -> float | None:
         """Return the loss of the checkpoint of a step, or None if it has no score."""
-        return self._history(step).loss_at(step)
+        losses = [e["loss"] for e in self._entries() if e["step"] == step]
+        return _number(losses[-1]) if losses else None
 
     def is_patience_spent(self, step: int) -> bool:
         """Whether as many checkpoints as `patience` were no gain."""
