@@ -69,7 +69,7 @@ class Tree:
         pieces = []
         for position, leaf in enumerate(self.leaves):
             pieces += [f" ({constituent.label}" for constituent in opened[position]]
-            pieces.append(f" ({leaf.tag} {_written(leaf.word)})")
+            pieces.append(f" {_bracketed(leaf)}")
             pieces.append(")" * closing[position + 1])
         return "".join(pieces)[1:]
 
@@ -89,13 +89,13 @@ def is_word(word: object) -> bool:
     return isinstance(word, str) and WORD.fullmatch(word) is not None
 
 
-def _written(word: str) -> str:
-    if not is_word(word):
+def _bracketed(leaf: Leaf) -> str:
+    if not is_word(leaf.word):
         raise DataError(
             "A word must be without white space to be written in brackets, but is "
-            f"{word!r}."
+            f"{leaf.word!r}."
         )
-    return without_brackets(word)
+    return f"({leaf.tag} {without_brackets(leaf.word)})"
 
 
 def without_brackets(word: str) -> str:
@@ -358,7 +358,7 @@ def indented(tree: Tree) -> str:
         for one in opened:
             lines.append(f"{INDENT * depth}({one.label}")
             depth += 1
-        leaf = str(Tree(leaves=tree.leaves[position : position + 1], constituents=()))
+        leaf = _bracketed(tree.leaves[position])
         if opened or is_begun:
             lines[-1] += f" {leaf}"
         else:
@@ -375,10 +375,11 @@ def svg(trees: Iterable[Tree]) -> str:
     drawings: list[str] = []
     width, height = 0.0, 0.0
     for tree in trees:
-        nodes = _laid_out(tree)
+        widths = _widths(tree)
+        nodes = _laid_out(tree, widths)
         shapes = "".join(map(_shapes, nodes))
         drawings.append(f'<g transform="translate(0 {height:g})">{shapes}</g>')
-        width = max(width, sum(_widths(tree)) + 2 * MARGIN)
+        width = max(width, sum(widths) + 2 * MARGIN)
         lowest = max([node.y for node in nodes], default=-MARGIN)
         height += lowest + MARGIN
     return (
@@ -404,13 +405,15 @@ class _Node:
         return MARGIN + BASELINE + self.level * LEVEL
 
 
-def _laid_out(tree: Tree) -> list[_Node]:
+def _laid_out(tree: Tree, widths: list[float]) -> list[_Node]:
     """Place all nodes, each centred above its children."""
+    begins = accumulate(widths, initial=MARGIN)
+    middles = [begin + width / 2 for begin, width in zip(begins, widths, strict=False)]
     above: list[tuple[_Node, int]] = []
     """Open constituents around the next leaf, each with its end."""
     phrases: list[_Node] = []
     others: list[_Node] = []
-    leaves = zip(tree.leaves, tree.opened_at(), _middles(tree), strict=True)
+    leaves = zip(tree.leaves, tree.opened_at(), middles, strict=True)
     for position, (leaf, opened, x) in enumerate(leaves):
         while above and above[-1][1] <= position:
             above.pop()
@@ -441,13 +444,6 @@ def _widths(tree: Tree) -> list[float]:
             for i in range(start, end):
                 widths[i] += lacking / (end - start)
     return widths
-
-
-def _middles(tree: Tree) -> list[float]:
-    """Horizontal centre of each word."""
-    widths = _widths(tree)
-    ends = accumulate(widths, initial=MARGIN)
-    return [start + width / 2 for start, width in zip(ends, widths, strict=False)]
 
 
 def _shapes(node: _Node) -> str:
