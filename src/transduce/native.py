@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, Shaped
+from jaxtyping import Float, Float32, Int64, Shaped
 
 from transduce.errors import LackOfMemoryError, RequestError, warn_caller
 from transduce.machine import free_memory, gomp_parallel
@@ -298,6 +298,24 @@ class RowTokens:
     def rows(self) -> Int64[np.ndarray, " tokens"]:
         """Row of each token."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+
+def native_logits(
+    logits: Float[Any, "sentences group vocab"],
+) -> Float32[np.ndarray, "sentences group vocab"] | None:
+    """Return logits as an array for the native library.
+
+    Returns None without the library, or if the logits are not in fp32 on a CPU.
+    """
+    if api() is None:
+        return None
+    if not isinstance(logits, np.ndarray):
+        if logits.device.type != "cpu" or not logits.dtype.is_floating_point:
+            return None
+        if logits.dtype.itemsize != np.dtype(np.float32).itemsize:
+            return None
+        logits = logits.detach().numpy()
+    return logits if logits.dtype == np.float32 else None
 
 
 def empty_aligned(

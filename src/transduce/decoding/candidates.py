@@ -16,7 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int64
 
-from transduce.native import RowTokens, api, check, ffi, pointer
+from transduce.native import (
+    RowTokens,
+    api,
+    check,
+    ffi,
+    native_logits,
+    pointer,
+)
 from transduce.search_config import SearchConfig
 
 
@@ -140,24 +147,6 @@ def find_candidates(
     from transduce.decoding.torch_candidates import find_by_torch
 
     return find_by_torch(logits, query)
-
-
-def native_logits(
-    logits: Float[Any, "sentences group vocab"],
-) -> Float32[np.ndarray, "sentences group vocab"] | None:
-    """Return logits as an array for the native library.
-
-    Returns None without the library, or if the logits are not in fp32 on a CPU.
-    """
-    if api() is None:
-        return None
-    if not isinstance(logits, np.ndarray):
-        if logits.device.type != "cpu" or not logits.dtype.is_floating_point:
-            return None
-        if logits.dtype.itemsize != np.dtype(np.float32).itemsize:
-            return None
-        logits = logits.detach().numpy()
-    return logits if logits.dtype == np.float32 else None
 
 
 def _find_natively(

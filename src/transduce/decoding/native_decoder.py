@@ -24,7 +24,6 @@ from transduce.decoding.candidates import (
     Restrictions,
     find_candidates,
     log_likelihoods,
-    native_logits,
 )
 from transduce.decoding.search import (
     AllowedTokens,
@@ -46,6 +45,7 @@ from transduce.native import (
     ffi,
     has_amx_int8,
     library,
+    native_logits,
     pointer,
 )
 from transduce.processes import call_interruptibly

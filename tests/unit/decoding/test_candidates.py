@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.candidates import CandidateQuery, find_candidates, native_logits
+from transduce.decoding.candidates import CandidateQuery, find_candidates
 from transduce.decoding.torch_candidates import find_by_torch
-from transduce.native import api
+from transduce.native import api, native_logits
 
 pytestmark = pytest.mark.skipif(api() is None, reason="there is no native library")
 
