@@ -97,10 +97,6 @@ def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
     return converted
 
 
-def _without_dashes(arguments: Sequence[str]) -> list[str]:
-    return [DASH_AS_FILE if each == "-" else each for each in arguments]
-
-
 def _no_whole_number(token: Token) -> CoercionError:
     return CoercionError(token=token, target_type=int)
 
@@ -346,17 +342,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ.pop("MPLBACKEND", None)
         # Matplotlib warns of a home folder that it cannot write to, as in a container.
         logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        words = sys.argv[1:] if arguments is None else arguments
         try:
-            _run(arguments)
+            _run(words)
         except FAULTS as error:
-            command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
-            message = _explained(error, command) or _of_environment(error)
+            message = _explained(error, *words[:1]) or _of_environment(error)
             if message is None:
                 raise
             _fail(message)
 
 
-def _explained(error: Exception, command: str) -> str | None:
+def _explained(error: Exception, command: str = "") -> str | None:
     """Describe a fault of the machine or of the installation; None for any other."""
     for cause in _causes(error):
         if isinstance(cause, MemoryError) or CPU_LACKS_MEMORY.search(str(cause)):
@@ -365,7 +361,8 @@ def _explained(error: Exception, command: str) -> str | None:
             if isinstance(cause, RuntimeError) and re.search(pattern, str(cause)):
                 return message
     if isinstance(error, ImportError) and (package := missing_in(error)) is not None:
-        return _missing_package(command, package)
+        extra = EXTRAS.get(command, "train")
+        return missing_package(f"`transduce {command}`", package, extra)
     if isinstance(error, EOFError) and TRUNCATED_BYTECODE in str(error):
         return (
             f"Python's compiled modules are cut short ({error}), as a full disk "
@@ -415,10 +412,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _run(arguments: Sequence[str] | None) -> None:
+def _run(arguments: Sequence[str]) -> None:
     is_output_closed = open_closed_streams()
     try:
-        words = _without_dashes(sys.argv[1:] if arguments is None else arguments)
+        words = [DASH_AS_FILE if each == "-" else each for each in arguments]
         asks_for_help = bool({"--help", "-h"} & set(words))
         with _imports_not_collected():
             function, given, _ = command_line(
@@ -496,12 +493,6 @@ def _require_current_folder() -> None:
         ) from None
 
 
-def _missing_package(command: str, package: str) -> str:
-    """Return the message about a package that a command needs."""
-    extra = EXTRAS.get(command, "train")
-    return missing_package(f"`transduce {command}`", package, extra)
-
-
 def _prints_only_progress(
     function: Callable[..., Any], given: Mapping[str, object]
 ) -> bool:
@@ -534,7 +525,7 @@ def _mistake(error: CycloptsError) -> str:
         ):  # the parser knows it, so it stands after --
             message = (
                 f'Unexpected argument: "{name}", as all words after -- are arguments.'
-                if _before_dashes(error, name)
+                if name in _options_at_dashes(error)[0]
                 else f"{name} must stand before --, as all words after -- are "
                 "arguments."
             )
@@ -628,7 +619,7 @@ def _missing(argument: Argument, error: MissingArgumentError) -> str:
     ]
     mistyped = get_close_matches(name, unknown, n=1, cutoff=0.6)
     instead = f", but {mistyped[0]} is given instead" if mistyped else ""
-    if _after_dashes(error, argument.names):
+    if not set(argument.names).isdisjoint(_options_at_dashes(error)[1]):
         instead = " before --, as all words after -- are arguments"
     return f"{name} must be given{instead}."
 
@@ -652,17 +643,12 @@ def _is_option(word: str, error: CycloptsError) -> bool:
     return word.split("=", 1)[0] in _options(error)
 
 
-def _before_dashes(error: CycloptsError, option: str) -> bool:
-    """Return whether an option stands before the lone `--`."""
-    words = error.root_input_tokens or ()
-    return option in (word.split("=")[0] for word in takewhile("--".__ne__, words))
-
-
-def _after_dashes(error: CycloptsError, options: Collection[str]) -> bool:
-    """Return whether one of some options stands after a lone `--`."""
-    given = list(error.root_input_tokens or ())
-    later = given[given.index("--") + 1 :] if "--" in given else []
-    return any(word.split("=")[0] in options for word in later)
+def _options_at_dashes(error: CycloptsError) -> tuple[list[str], list[str]]:
+    """Return the words before and after a lone `--`, without the values after `=`."""
+    words = list(error.root_input_tokens or ())
+    end = words.index("--") if "--" in words else len(words)
+    names = [word.split("=")[0] for word in words]
+    return names[:end], names[end + 1 :]
 
 
 def _remedy_for_dash(name: str, error: CycloptsError) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -146,7 +145,14 @@ def check(
         if not any(each.is_refusal for each in advice):  # or the report says why
             _refuse_dev(files, run)
     if json_output:
-        print_json({"preset": name, **as_json(report, advice)})
+        print_json(
+            {
+                "preset": name,
+                "would_train": not any(each.is_refusal for each in advice),
+                **asdict(report),
+                "advice": [asdict(each) for each in advice],
+            }
+        )
     else:
         console = BoundedConsole(highlight=False, soft_wrap=True)
         label = name if preset else f"{name}, which fits a corpus of this size"
@@ -188,17 +194,6 @@ def _resolved(run: RunConfig, files: RunFiles) -> RunConfig:
     if isinstance(files, CorpusFiles):
         run = replace(run, corpora=files.corpora)
     return replace(run, languages=known_languages(run.languages, files))
-
-
-def as_json(
-    report: CorpusReport | TreebankReport, advice: Sequence[Advice]
-) -> dict[str, Any]:
-    """Return the report and the advice as one JSON object."""
-    return {
-        "would_train": not any(each.is_refusal for each in advice),
-        **asdict(report),
-        "advice": [asdict(each) for each in advice],
-    }
 
 
 def refuse(advice: Sequence[Advice]) -> None:

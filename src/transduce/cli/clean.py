@@ -1,10 +1,7 @@
 """`transduce clean`: the pairs of a corpus to train on, and the others with reasons."""
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-
-from rich.status import Status
 
 from transduce.cli.check import train_command
 from transduce.cli.files import Files
@@ -104,7 +101,9 @@ def clean(
             device=device,
             num_processes=processes,
             overwrite=force,
-            on_pairs=_progress(status),
+            on_pairs=lambda what, number: status.update(
+                f"{counted(number, 'pair')} {what}..."
+            ),
         )
     if json_output:
         print_json(asdict(report))
@@ -116,13 +115,6 @@ def clean(
             f"in {DROPPED_FILE}. Switch rules off by --off, or change their thresholds "
             "by --set."
         )
-
-
-def _progress(status: Status) -> Callable[[str, int], None]:
-    def show(what: str, number: int) -> None:
-        status.update(f"{counted(number, 'pair')} {what}...")
-
-    return show
 
 
 def _show(report: CleaningReport, out: Path) -> None:

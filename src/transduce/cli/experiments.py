@@ -1,6 +1,7 @@
 """Experiments of several trainings: their corpus, progress and report."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from transduce.cli.data import DataDisplay
@@ -53,10 +54,8 @@ def refuse_contradictory(
     """
     files = corpus if isinstance(corpus, CorpusFiles) else _expected_files(corpus)
     for row, config in configs.items():
-        try:
+        with _errors_naming(row):
             refuse_contradictions(config, files)
-        except ConfigError as error:
-            raise _with_row(row, error) from None
 
 
 def require_possible(
@@ -69,10 +68,8 @@ def require_possible(
     """
     first = {run.row: run for run in reversed(runs) if not run.has_begun}
     for row, run in reversed(first.items()):
-        try:
+        with _errors_naming(row):
             checked_settings(run.config, files, hardware, None, None)
-        except ConfigError as error:
-            raise _with_row(row, error) from None
 
 
 def _expected_files(corpus: NamedCorpus) -> CorpusFiles:
@@ -83,9 +80,13 @@ def _expected_files(corpus: NamedCorpus) -> CorpusFiles:
     )
 
 
-def _with_row(row: str, error: ConfigError) -> ConfigError:
-    """Return an error with the name of the row that it is about."""
-    return ConfigError(f"{row}: {error}")
+@contextmanager
+def _errors_naming(row: str) -> Iterator[None]:
+    """Add the name of the row to an error about its settings."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{row}: {error}") from None
 
 
 def complete(

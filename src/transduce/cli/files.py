@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from errno import EISDIR, ENOENT
 from pathlib import Path
 from typing import TextIO
@@ -82,8 +82,11 @@ def writer(output: Path | None, *, overwrite: bool) -> Iterator[TextIO]:
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr] # a text stream
         yield sys.stdout
         return
-    with unwritable_as_data_error(output), _file_writer(output, overwrite) as file:
-        yield file
+    with unwritable_as_data_error(output), ExitStack() as stack:
+        path = output
+        if replaceable(output):
+            path = stack.enter_context(atomic_file(output, overwrite=overwrite))
+        yield stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
 
 
 @contextmanager
@@ -98,19 +101,6 @@ def unwritable_as_data_error(output: Path) -> Iterator[None]:
         raise DataError(
             f"{output}: cannot be written ({error.strerror}){remedy}."
         ) from None
-
-
-@contextmanager
-def _file_writer(output: Path, overwrite: bool) -> Iterator[TextIO]:
-    if not replaceable(output):
-        with output.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        return
-    with (
-        atomic_file(output, overwrite=overwrite) as new,
-        new.open("w", encoding="utf-8", newline="\n") as file,
-    ):
-        yield file
 
 
 def replaceable(output: Path) -> bool:

@@ -287,7 +287,7 @@ def _beginning(path: Path) -> str:
 def run_files(text: CorpusFiles, treebanks: TreebankFiles) -> RunFiles | None:
     """Return the given files of text or trees, or None."""
     require_files((*treebanks.trees, *treebanks.dev_trees))
-    if any(text.absolute_names().values()):
+    if text.source or text.dev_source:
         if treebanks.trees or treebanks.dev_trees:
             raise ConfigError(
                 "Either text or trees must be given, but both are; leave out --trees "

@@ -57,8 +57,6 @@ def split(
         Overwrite an older split in that folder.
     """
     text_files(source, target, (), ())  # raises unless a corpus can be read from them
-    if not source:
-        raise ConfigError("A corpus must be given: --source FILE... --target FILE...")
     require_without(out, (*source, *target))
     require_new_folder(out, overwrite=force, made_by="split")
     read_through(source, target)

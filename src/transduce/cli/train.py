@@ -1,8 +1,9 @@
 """`transduce train`: from text files to a trained, averaged, scored model."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +191,9 @@ def train(
     )
     start = open_start(from_, keep_optimizer=keep_optimizer) if from_ else None
     resumed = out if resume else None
-    changes = SettingChanges(config_file=config, assignments=settings)
+    change = partial(changed_by_options, config_file=config, assignments=settings)
     run, files = _with_mixture(
-        _run_config(preset, changes, resumed, files, start),
+        change(_base_config(preset, resumed, files, start)),
         files,
         corpora_of(corpus),
         replayed(files, replay, replay_share),
@@ -207,7 +208,7 @@ def train(
     if resume and precision == "auto":
         precision = precision_of(out)
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
-    steps = _steps_of_resumed(out, run, files, changes) if resume else None
+    steps = _steps_of_resumed(out, run, files, change) if resume else None
     logs = (TensorBoardLog(out),) if tensorboard else ()
     with (
         naming_resume_command(out, device, devices, tensorboard=tensorboard),
@@ -233,29 +234,18 @@ def train(
                     # The old run is replaced before the forecast is made: a refusal
                     # by the forecast would come too late.
                     or (force and is_run(out))
-                    or changes.set_steps_of(run),
+                    or sets_steps(change, run),
                     overwrites=force,
                 ),
                 start=start,
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SettingChanges:
-    """Changes of settings by a file and by single assignments."""
-
-    config_file: Path | None
-    assignments: tuple[str, ...]
-
-    def applied(self, config: RunConfig) -> RunConfig:
-        """Return the changed settings."""
-        return changed_by_options(config, self.config_file, self.assignments)
-
-    def set_steps_of(self, run: RunConfig) -> bool:
-        """Whether the changes set `training.steps`, even to the value that it has."""
-        other = 1 if run.training.steps > 1 else 2
-        others = replace(run, training=replace(run.training, steps=other))
-        return self.applied(others).training.steps == run.training.steps
+def sets_steps(change: Callable[[RunConfig], RunConfig], run: RunConfig) -> bool:
+    """Whether a change sets `training.steps`, even to the value that it has."""
+    other = 1 if run.training.steps > 1 else 2
+    others = replace(run, training=replace(run.training, steps=other))
+    return change(others).training.steps == run.training.steps
 
 
 def _require_overwritable(out: Path, *, resume: bool, is_chosen: bool) -> None:
@@ -375,14 +365,13 @@ def _words(option: str, values: Sequence[str]) -> list[str]:
     return [option, *values] if values else []
 
 
-def _run_config(
+def _base_config(
     preset: str | None,
-    changes: SettingChanges,
     resumed: Path | None,
     files: RunFiles | None,
     start: StartModel | None,
 ) -> RunConfig:
-    """Return the requested settings, based on a preset, a start or a resumed run."""
+    """Return the settings of a preset, a start or a resumed run."""
     if preset is not None and files is not None:
         require_task(preset, files.task)
     if resumed is not None and preset is not None and RunFolder.open(resumed)[0].start:
@@ -391,17 +380,18 @@ def _run_config(
             "settings follow; leave the preset out."
         )
     if resumed is not None and preset is None:
-        base = settings_of(resumed)
-    elif start is not None:
-        base = settings_from(start, preset or ADAPT)
-    else:
-        large, _ = FITTING["translation" if files is None else files.task]
-        base = preset_named(preset or large)
-    return changes.applied(base)
+        return settings_of(resumed)
+    if start is not None:
+        return settings_from(start, preset or ADAPT)
+    large, _ = FITTING["translation" if files is None else files.task]
+    return preset_named(preset or large)
 
 
 def _steps_of_resumed(
-    out: Path, run: RunConfig, files: RunFiles | None, changes: SettingChanges
+    out: Path,
+    run: RunConfig,
+    files: RunFiles | None,
+    change: Callable[[RunConfig], RunConfig],
 ) -> int:
     """Number of updates that a resumed run is to make.
 
@@ -412,7 +402,7 @@ def _steps_of_resumed(
     refuse_changed_settings(out, run)
     if files is not None:
         refuse_changed_files(out, files)
-    steps = changes.applied(recorded).training.steps
+    steps = change(recorded).training.steps
     if run.training.steps != steps:
         raise ConfigError(
             f"{out}: `training.steps` of the run to resume is "

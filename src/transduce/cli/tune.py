@@ -1,7 +1,7 @@
 """`transduce tune`: choice of beam size and length penalty on dev text."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from transduce.errors import ConfigError, counted
 from transduce.experiments.tuning import (
     Cell,
     Grid,
+    OnSearch,
     Tuning,
     tune_parsing,
     tune_translation,
@@ -129,15 +130,8 @@ def tune(
                 translator, gold, grid, searching, constrained=constrained
             )
         else:
-            dev = _DevText.read(model, translator, dev_source, dev_target)
-            tokenization = choose_tokenization(tokenize, dev.language, dev.references)
-            tuning = tune_translation(
-                dev.translator,
-                dev.sources,
-                dev.references,
-                tokenization,
-                grid,
-                searching,
+            tuning = _tune_on_text(
+                model, translator, (dev_source, dev_target), tokenize, grid, searching
             )
     _keep_and_print(
         tuning, folder, translator.search, dry_run=dry_run, json_output=json_output
@@ -159,17 +153,11 @@ def _keep_and_print(
             change_search(folder, choose)
             is_written = True
     finally:
-        _print(tuning, folder, is_written, json_output=json_output)
-
-
-def _print(
-    tuning: Tuning, folder: Path, is_written: bool, *, json_output: bool
-) -> None:
-    if json_output:
-        print_json(_as_json(tuning, folder, is_written))
-        return
-    show(as_report(tuning), table_console())
-    print(_verdict(tuning, folder, is_written))
+        if json_output:
+            print_json(_as_json(tuning, folder, is_written))
+        else:
+            show(as_report(tuning), table_console())
+            print(_verdict(tuning, folder, is_written))
 
 
 def _require_one_kind(
@@ -193,45 +181,41 @@ def _require_one_kind(
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _DevText:
-    """Sources and references of dev text, in the model's languages."""
+def _tune_on_text(
+    model: Path,
+    translator: Translator,
+    text: tuple[Files, Files],
+    tokenize: Tokenize,
+    grid: Grid,
+    on_search: OnSearch,
+) -> Tuning:
+    """Tune on sources and references.
 
-    sources: list[str]
-    references: list[str]
-    language: str | None
-    """Language of the references."""
-    translator: Translator
-    """The model; one with several target languages translates into this language."""
-
-    @classmethod
-    def read(
-        cls, model: Path, translator: Translator, source: Files, target: Files
-    ) -> "_DevText":
-        """Read the text; raise an error if it is not of the model's languages."""
-        require_translation(translator)
-        require_language_of_files(model, "source", translator.source_language, source)
-        has_several = bool(translator.target_languages)
-        if not has_several:
-            language = translator.target_language
-            require_language_of_files(model, "target", language, target)
-        pairs = list(read_pairs(source, target))
-        sources = [pair.source for pair in pairs]
-        references = [pair.target for pair in pairs]
-        require_text(source[0], sources)
-        require_text(target[0], references)
-        named = guess_all(target)
-        if has_several:
-            language = named or translator.target_language
-            translator = translator if language is None else translator.into(language)
-        else:
-            language = translator.target_language or named
-        return cls(
-            sources=sources,
-            references=references,
-            language=language,
-            translator=translator,
-        )
+    Raises an error if they are not of the model's languages. A model with several
+    target languages translates into that of the references.
+    """
+    source, target = text
+    require_translation(translator)
+    require_language_of_files(model, "source", translator.source_language, source)
+    has_several = bool(translator.target_languages)
+    if not has_several:
+        language = translator.target_language
+        require_language_of_files(model, "target", language, target)
+    pairs = list(read_pairs(source, target))
+    sources = [pair.source for pair in pairs]
+    references = [pair.target for pair in pairs]
+    require_text(source[0], sources)
+    require_text(target[0], references)
+    named = guess_all(target)
+    if has_several:
+        language = named or translator.target_language
+        translator = translator if language is None else translator.into(language)
+    else:
+        language = translator.target_language or named
+    tokenization = choose_tokenization(tokenize, language, references)
+    return tune_translation(
+        translator, sources, references, tokenization, grid, on_search
+    )
 
 
 def as_report(tuning: Tuning) -> Report:
@@ -314,6 +298,5 @@ def _as_json(tuning: Tuning, folder: Path, is_written: bool) -> dict[str, Any]:
         "gain": tuning.gain,
         "best": asdict(tuning.best),
         "now": asdict(tuning.now),
-        **{k: v for k, v in asdict(tuning).items() if k != "cells"},
-        "cells": [asdict(cell) for cell in tuning.cells],
+        **asdict(tuning),
     }

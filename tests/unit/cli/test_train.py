@@ -5,12 +5,13 @@ import os
 import threading
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from transduce.cli.options import run_config
-from transduce.cli.train import SettingChanges, train
+from transduce.cli.options import changed_by_options, run_config
+from transduce.cli.train import sets_steps, train
 from transduce.cli.training_display import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
 from transduce.data.treebank import AugmentationConfig, TreebankConfig
@@ -180,8 +181,8 @@ def test_given_steps_choose_the_length(tmp_path, settings, content, said):
         config.write_text(content)
     run = run_config("base", config, settings)
     assert run.training.steps == 100_000
-    changes = SettingChanges(config_file=config, assignments=settings)
-    assert changes.set_steps_of(run) == said
+    change = partial(changed_by_options, config_file=config, assignments=settings)
+    assert sets_steps(change, run) == said
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,8 @@ def test_the_length_in_settings_from_a_pipe_counts(tmp_path):
     writer.start()
     run = run_config("base", pipe, ())
     writer.join()
-    assert SettingChanges(config_file=pipe, assignments=()).set_steps_of(run)
+    change = partial(changed_by_options, config_file=pipe, assignments=())
+    assert sets_steps(change, run)
 
 
 @pytest.mark.parametrize(("beam_size", "search"), [(4, "beam"), (1, "greedy")])
