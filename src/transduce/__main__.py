@@ -9,23 +9,22 @@ def main() -> None:
     Ctrl-C ends the program at once while it imports its modules, as it has done nothing
     yet, and once the command has ended, as there is nothing left to undo.
     """
-    is_default = signal.getsignal(signal.SIGINT) == signal.default_int_handler
-    if is_default:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) != signal.default_int_handler:
+        from transduce import cli
+
+        cli.main()
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from transduce import cli
 
-    if is_default:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         cli.main()
     except KeyboardInterrupt:  # before the command's first step, or after its last one
-        if not is_default:
-            raise
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
-    finally:
-        if is_default:  # an error within a library's exit function would be printed
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
+    finally:  # an error within a library's exit function would be printed
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -232,9 +232,7 @@ class CorpusDisplay:
         for name, bank in banks.items():
             self._fact(f"{name} trees", " ".join(map(str, bank.files)))
         self._heading("Trees", list(banks))
-        figures = [_bank_figures(bank) for bank in banks.values()]
-        for label in figures[0]:
-            self._row(label, [each[label] for each in figures])
+        self._rows([_bank_figures(bank) for bank in banks.values()])
         if report.overlap is not None and report.overlap.pairs.count:
             self._row(
                 "in training too", ["", f"{report.overlap.pairs.count:,}"], "yellow"
@@ -253,23 +251,15 @@ class CorpusDisplay:
         figures = [_side_figures(side) for _, side in _named_sides(splits)]
         longest = max(len(cell) for each in figures for cell in each.values())
         self._cell_width = max(longest + 1, CELL_WIDTH)
-        self._show_files(splits)
-        self._show_sides(splits)
+        for name, side in _named_sides(splits):
+            self._fact(name, " ".join(map(str, side.files)))
+        self._heading("Lines", [cell for name in splits for cell in (name, "")])
+        self._row("", ["source", "target"] * len(splits), "dim")
+        self._rows(figures)
         self._show_pairs(splits)
         self._show_places(_places(splits, report.overlap))
         self._show_lengths(report.training.lengths)
         self._show_batches(report)
-
-    def _show_files(self, splits: Mapping[str, SplitReport]) -> None:
-        for name, side in _named_sides(splits):
-            self._fact(name, " ".join(map(str, side.files)))
-
-    def _show_sides(self, splits: Mapping[str, SplitReport]) -> None:
-        self._heading("Lines", [cell for name in splits for cell in (name, "")])
-        self._row("", ["source", "target"] * len(splits), "dim")
-        figures = [_side_figures(side) for _, side in _named_sides(splits)]
-        for label in figures[0]:
-            self._row(label, [each[label] for each in figures])
 
     def _show_pairs(self, splits: Mapping[str, SplitReport]) -> None:
         self._heading("Pairs", [cell for name in splits for cell in (name, "")])
@@ -357,6 +347,11 @@ class CorpusDisplay:
             self._print(f"  {label}", style)
         width = (self._width - 4) // len(cells)
         self._print("    " + "".join(f"{cell:<{width - 1}} " for cell in cells), style)
+
+    def _rows(self, figures: Sequence[Mapping[str, str]]) -> None:
+        """Print each label with the figures of all columns."""
+        for label in figures[0]:
+            self._row(label, [each[label] for each in figures])
 
     def _cells(self, cells: Sequence[str]) -> str:
         return "".join(f"{cell:>{self._cell_width}}" for cell in cells)

@@ -458,22 +458,15 @@ def _exit_at_once(code: int) -> NoReturn:
 
 def _code_after_flush(code: int) -> int:
     """Flush the output; return the exit code, `OUTPUT_LOST` if only that failed."""
-    is_flushed = _flush_output()
-    return code if code or is_flushed else OUTPUT_LOST
-
-
-def _flush_output() -> bool:
-    """Flush the output; return whether it was written, or its reader has gone."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has gone, as with `head`
         discard_output()
-        return True  # the reader has gone, as with `head`
     except OSError as error:
         print_message(f"transduce: The output: cannot be written ({error.strerror}).")
         discard_output()
-        return False
-    return True
+        return code or OUTPUT_LOST
+    return code
 
 
 def discard_output() -> None:

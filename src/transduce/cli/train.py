@@ -341,28 +341,25 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
         if value is True:
             command.append(option)
         elif isinstance(value, tuple):
-            option = "--set" if name == "settings" else option
-            command += _words(option, list(map(_word, value)))
+            command += _words("--set" if name == "settings" else option, value)
         elif value is not None and value is not False:
             command.append(f"{option}={value}")  # it may begin with dashes
     return command
 
 
-def _word(value: object) -> str:
-    """Return a value as a word of a command line.
+def _words(option: str, values: Sequence[object]) -> list[str]:
+    """Return the words of an option with several values, which may begin with -.
 
-    The parser takes a word that begins with a dash for an option, and an option of two
-    files takes no such values by `--option=value`.
+    The parser takes such a word for an option. An option of two files does not take
+    them by `--option=value`, so that a path begins with ./ instead.
     """
-    begins_with_dash = isinstance(value, Path) and str(value).startswith("-")
-    return f"./{value}" if begins_with_dash else str(value)
-
-
-def _words(option: str, values: Sequence[str]) -> list[str]:
-    """Return the words of an option with several values, which may begin with -."""
-    if any(value.startswith("-") for value in values):
-        return [f"{option}={value}" for value in values]
-    return [option, *values] if values else []
+    words = []
+    for value in values:
+        begins_with_dash = isinstance(value, Path) and str(value).startswith("-")
+        words.append(f"./{value}" if begins_with_dash else str(value))
+    if any(word.startswith("-") for word in words):
+        return [f"{option}={word}" for word in words]
+    return [option, *words] if words else []
 
 
 def _base_config(
