@@ -213,6 +213,14 @@ def test_options_of_several_values_must_have_one(words: list[str]) -> None:
             "Unknown option: --n-best. Did you mean --nbest? See",
         ),
         (("translate", "m", "--beam", "4"), "Did you mean --beam-size?"),
+        (  # options have no opposites
+            ("reproduce", "table1", "--out", "o", "--no-force"),
+            "Unknown option: --no-force. Did you mean --force?",
+        ),
+        (
+            ("check", "--empty-source"),
+            "Unknown option: --empty-source. Did you mean --dev-source?",
+        ),
         (("train", "--out", "o", "--lr", "1"), "Unknown option: --lr. See"),
         (("train",), "--out must be given."),
         (("train", "--out"), "--out must have a value, but has none."),
