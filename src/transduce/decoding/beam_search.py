@@ -112,11 +112,11 @@ class _PartialHypothesis(NamedTuple):
     before: "_PartialHypothesis | None"
     """None for the empty hypothesis."""
     token: int
-    total: float
-    """Log-probability of all tokens; in greedy search of this token alone."""
+    log_probability: float
+    """That of all tokens; in greedy search of this token alone."""
 
-    def tokens(self) -> list["_PartialHypothesis"]:
-        """Return the hypotheses that end with each token, in their order."""
+    def prefixes(self) -> list["_PartialHypothesis"]:
+        """Return its beginnings, of one token, of two and so on up to itself."""
         found = []
         last = self
         while last.before is not None:
@@ -164,14 +164,14 @@ class _BeamSentence(Sentence):
     @property
     def totals(self) -> list[float]:
         """Log-probabilities by which candidates are ranked, with that of the next."""
-        return [each.total for each in self.beam]
+        return [each.log_probability for each in self.beam]
 
     def restricted(self) -> Iterator[list[int] | None]:
         """Yield the tokens of each live hypothesis; None if nothing restricts it."""
         is_forced = self.forced != NOT_FORCED
         for hypothesis, total in zip(self.beam, self.totals, strict=True):
             is_free = not is_forced and total > -math.inf
-            yield [each.token for each in hypothesis.tokens()] if is_free else None
+            yield [each.token for each in hypothesis.prefixes()] if is_free else None
 
     def grow(self, totals: list[float], parents: list[int], tokens: list[int]) -> bool:
         """Continue with the best of these candidates; return whether it is done."""
@@ -235,19 +235,19 @@ class _BeamSentence(Sentence):
         truncated = [
             self._hypothesis(number)
             for number, each in enumerate(self.beam[:num_truncated])
-            if each.total > -math.inf
+            if each.log_probability > -math.inf
         ]
         ranked = sorted([*self._finished, *truncated], key=lambda each: -each.score)
         return ranked[: self._max_hypotheses]
 
     def _hypothesis(self, number: int, total: float | None = None) -> Hypothesis:
         """Return a live hypothesis, finished with a log-probability, or truncated."""
-        tokens = self.beam[number].tokens()
-        sums = [each.total for each in tokens]
+        prefixes = self.beam[number].prefixes()
+        sums = [each.log_probability for each in prefixes]
         if total is not None:
             sums.append(total)
         return Hypothesis(
-            ids=tuple(each.token for each in tokens),
+            ids=tuple(each.token for each in prefixes),
             log_probability=sums[-1],
             token_log_probabilities=tuple(
                 now - before for before, now in pairwise([0.0, *sums])
@@ -293,16 +293,16 @@ class _GreedySentence(_BeamSentence):
         return is_done
 
     def _only(self, *, is_finished: bool) -> Hypothesis:
-        tokens = self.beam[0].tokens()
+        prefixes = self.beam[0].prefixes()
         total = 0.0
-        for each in tokens:
+        for each in prefixes:
             # `sum` compensates for rounding in Python 3.12 and later.
-            total += each.total
-        ids = tuple(each.token for each in tokens)
+            total += each.log_probability
+        ids = tuple(each.token for each in prefixes)
         return Hypothesis(
             ids=ids[:-1] if is_finished else ids,
             log_probability=total,
-            token_log_probabilities=tuple(each.total for each in tokens),
+            token_log_probabilities=tuple(each.log_probability for each in prefixes),
             score=self._config.score(total, len(ids)),
             is_finished=is_finished,
         )

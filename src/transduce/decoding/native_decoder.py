@@ -1,8 +1,8 @@
 """The Transformer and the searches in the native library.
 
 `NativeModel` encodes sources and decodes step by step (`NativeDecoder`). `NativeSearch`
-is the search of `beam_search.py` in C; with a `NativeDecoder` it
-can take many steps in one call. `backend.start_search` chooses between both.
+is the search of `beam_search.py` in C; with a `NativeDecoder` it can take many steps in
+one call. `backend.start_search` chooses between both.
 
 `PackedLinear` is one linear map of the library, which PyTorch's decoder uses on a CPU
 (`torch_model`).

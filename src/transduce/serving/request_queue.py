@@ -353,7 +353,7 @@ class RequestQueue:
     ) -> Result:
         """Run other work with the model, in its thread and in turn.
 
-        Raises the errors of `run_in_slices`.
+        `is_new` and the errors are those of `run_in_slices`.
         """
         [found] = await self.run_in_slices(
             lambda: (work() for _ in range(1)), deadline, is_new=is_new

@@ -420,7 +420,7 @@ def test_requests_that_wait_for_pytorch_hold_up_no_others(
 ) -> None:
     module = "transduce.analysis.sentence_attention"
     finder = Blocked(module)
-    model = served(trained_checkpoint, "en-de", QueueConfig(timeout_s=0.5))
+    model = served(trained_checkpoint, "en-de", QueueConfig(timeout_s=2))
     pair = {"source": "one two", "target": "eins"}
     num_requests = 40  # more than the event loop has threads
     with running([model]) as server, ThreadPoolExecutor(num_requests) as clients:
