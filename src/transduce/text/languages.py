@@ -237,6 +237,7 @@ SCRIPTS_OF_LANGUAGE = {
     for scripts, languages in LANGUAGES_OF_SCRIPTS.items()
     for language in languages.split()
 }
+"""Scripts of each of these languages."""
 WORD_MARKS = "".join(
     character
     for character in map(chr, chain(range(0x300, 0x2000), range(0xA66F, 0xAC00)))

@@ -176,8 +176,8 @@ def _compared(tree: Tree) -> Tree:
     """Return the leaves and brackets of a tree that are compared."""
     tree = without_leaves(tree, DELETED)
     brackets = [
-        one._replace(label=_same(FUNCTION.sub("", one.label)))
-        for one in tree.constituents
+        Constituent(_same(FUNCTION.sub("", label)), start, end)
+        for label, start, end in tree.constituents
     ]
     return replace(
         tree, constituents=tuple([one for one in brackets if one.label not in DELETED])

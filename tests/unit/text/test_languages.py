@@ -174,6 +174,7 @@ def test_files_that_disagree_name_no_language() -> None:
         ("zh-hans", "Chinese (Simplified)"),
         ("zh-Hant-HK", "Chinese (Traditional, Hong Kong)"),
         ("de-LU", "German (LU)"),
+        ("he-hira", "Hebrew (Hira)"),
         ("xyz", "xyz"),
     ],
 )
