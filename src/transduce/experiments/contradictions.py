@@ -48,8 +48,8 @@ UNREAD_SETTINGS = (
     ("attention_width", "attention", "general"),
     ("experts.load_weight", "experts.gating", "batchwise"),
 )
-"""Settings of models without effect if another one has a value, whatever the
-architecture."""
+"""Settings of models that have no effect if another setting has a value, whatever the
+architecture: name, other name, and value of the other."""
 
 
 def refuse_contradictions(
@@ -253,18 +253,20 @@ def _contradictions_of_reward(training: TrainingConfig) -> Iterator[str]:
 def _contradictions_of_positions(
     model: ArchitectureConfig, longest: int
 ) -> Iterator[str]:
-    learned = num_positions(model)
-    unread = _changed_settings(model).get("max_positions")
-    if learned is not None and learned < longest:
+    num_learned = num_positions(model)
+    if num_learned is not None:
+        if num_learned < longest:
+            yield (
+                "`model.max_positions` must be at least `batching.max_length`, "
+                f"{longest:,}, as all later positions would share one embedding, but "
+                f"is {num_learned:,}; raise the first, or lower the second."
+            )
+        return
+    max_positions = _changed_settings(model).get("max_positions")
+    if max_positions is not None:
         yield (
-            "`model.max_positions` must be at least `batching.max_length`, "
-            f"{longest:,}, as all later positions would share one embedding, but is "
-            f"{learned:,}; raise the first, or lower the second."
-        )
-    if learned is None and unread is not None:
-        yield (
-            f"`model.max_positions` is {unread:,}, but sinusoidal positions have no "
-            'limit; leave it out, or set `model.positions` to "learned".'
+            f"`model.max_positions` is {max_positions:,}, but sinusoidal positions "
+            'have no limit; leave it out, or set `model.positions` to "learned".'
         )
 
 

@@ -216,14 +216,13 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     at all.
     """
     max_length = config.batching.max_length
-    sizes = [
-        np.fromiter(map(num_characters, valid_pairs(*sides)), np.int64)
-        for sides in files.sides
-    ]
-    pairs = interleaved(
-        [valid_pairs(*sides) for sides in files.sides], [len(each) for each in sizes]
-    )
-    texts = learning_texts(pairs, sum(int(each.sum()) for each in sizes))
+    sizes, characters = [0] * len(files.sides), 0
+    for number, sides in enumerate(files.sides):
+        for pair in valid_pairs(*sides):
+            sizes[number] += 1
+            characters += num_characters(pair)
+    pairs = interleaved([valid_pairs(*sides) for sides in files.sides], sizes)
+    texts = learning_texts(pairs, characters)
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
     default = config.languages.target if language_tags(files.tags) else None
     encoders = [

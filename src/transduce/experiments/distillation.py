@@ -381,7 +381,6 @@ def distill_in(
     overwrite: bool,
 ) -> Distillation:
     """Distil in a folder, or continue there, like `distill`."""
-    use_one_arena()  # before the threads that encode the pairs
     width = plan.student.model.d_model
     hardware = students_hardware(out, device, training_precision, width)
     if overwrite:
@@ -391,6 +390,7 @@ def distill_in(
     if plan.dev_source:
         read_through(plan.dev_source, plan.dev_target)
         require_text(plan.dev_source[0], read_text(plan.dev_source))
+    use_one_arena()  # before the threads that encode the pairs
     with load(
         *plan.teachers, device=device, precision=precision, num_processes=num_processes
     ) as translator:
@@ -701,13 +701,13 @@ def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
     A student of other languages than before has other files of pairs.
     """
     old = _recorded_pairs(out)
-    files: Iterable[Path]
+    files: Iterable[Path] = ()
     match step:
         case "translation":
             files = (out / TRANSLATIONS,)
         case "pairs":
             files = {out / PAIRS, *pairs, *old}
-        case _:  # the student
+        case "student":
             if is_run(out / STUDENT):
                 with RunFolder(out / STUDENT).locked():
                     pass  # no other command is training it

@@ -88,7 +88,7 @@ def run_quickstart(
     """
     require_new_quickstart(out, overwrite=overwrite)
     write_corpus(out / "corpus", pair, overwrite=overwrite)
-    files = corpus_files(out / "corpus", pair)
+    files = quickstart_files(out / "corpus", pair)
     consent = Consent(overwrites=overwrite)
     preset = PRESETS["quickstart"]
     train(files, preset, out / "run", hardware, observer, consent=consent)
@@ -158,7 +158,7 @@ def write_corpus(folder: Path, pair: Pair, *, overwrite: bool = False) -> None:
             write_lines(new / (name + target), (s.target for s in written))
 
 
-def corpus_files(folder: Path, pair: Pair) -> CorpusFiles:
+def quickstart_files(folder: Path, pair: Pair) -> CorpusFiles:
     """Return the files of training and dev text that `write_corpus` writes."""
     source, target = (f".{language}" for language in pair.split("-"))
     return CorpusFiles(

@@ -20,7 +20,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.device import torch_defaults
 from transduce.errors import counted
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.quickstart import corpus_files, write_corpus
+from transduce.experiments.quickstart import quickstart_files, write_corpus
 from transduce.experiments.run_folder import settings_of
 from transduce.experiments.run_processes import (
     Experiment,
@@ -199,7 +199,7 @@ def built_in_corpus(folder: Path) -> CorpusFiles:
     """Return the built-in English-German corpus in a folder, written if necessary."""
     if not folder.exists():
         write_corpus(folder, "en-de")
-    return corpus_files(folder, "en-de")
+    return quickstart_files(folder, "en-de")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

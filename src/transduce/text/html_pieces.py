@@ -420,8 +420,8 @@ def _markup_pieces(html: str, place: int) -> Iterator[Piece]:
 
     A truncated tag is left out.
     """
-    # The tokenizer skips malformed end tags, and so joins the text around them; comments
-    # of the same length stand in for them.
+    # The tokenizer skips malformed end tags, and so joins the text around them;
+    # comments of the same length stand in for them.
     for token in turbohtml.tokenize(
         html.replace(NO_TAG, NO_TAG_COMMENT),
         capture_source=True,
