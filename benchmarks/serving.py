@@ -84,6 +84,8 @@ class Server:
 
     def memory_mb(self) -> float:
         """Memory of the server and its worker processes; shared memory counts once."""
+        if self.process.poll() is not None:
+            raise RuntimeError("The server has ended.")
         return memory_of(self.process.pid) / 2**20
 
 

@@ -14,6 +14,7 @@ import torch
 import transduce
 from transduce.checkpoint import load_model
 from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.metrics.scores import corpus_bleu
 
@@ -38,6 +39,23 @@ def options(corpus_files: tuple[Path, Path], tmp_path: Path) -> tuple[object, ..
 def weights_differ(one: Path, other: Path) -> bool:
     ours, theirs = load_model(one).weights, load_model(other).weights
     return any(not torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+def test_threads_share_one_arena_before_a_model_to_start_from_is_opened(
+    refuses: Callable[..., str], options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    def opened(*_: object, **__: object) -> None:
+        events.append("model")
+        raise ConfigError("Enough.")
+
+    monkeypatch.setattr(
+        "transduce.cli.train.use_one_arena", lambda: events.append("arena")
+    )
+    monkeypatch.setattr("transduce.cli.train.open_start", opened)
+    assert "Enough." in refuses("train", "--from", "model", *options)
+    assert events == ["arena", "model"]
 
 
 @pytest.mark.parametrize("where", ["", "averaged", "checkpoints/step-00000020"])

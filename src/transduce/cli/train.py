@@ -53,7 +53,7 @@ from transduce.experiments.run_folder import (
     settings_of,
 )
 from transduce.experiments.start_model import StartModel, open_start, settings_from
-from transduce.machine import Precision
+from transduce.machine import Precision, use_one_arena
 from transduce.processes import PYTHON
 from transduce.training.data_parallel import is_distributed, local_rank, process_group
 
@@ -184,6 +184,9 @@ def train(
         given = locals()  # the parameters, as there are no other variables yet
         with naming_resume_command(out, device, devices, tensorboard=tensorboard):
             sys.exit(run_processes(command_of(given), devices))
+    # Before the first other thread: of the watch of the launcher, of the tokenizer of a
+    # model to start from, or of the connection of several processes.
+    use_one_arena()
     end_with_launcher()
     files = run_files(
         text_files(source, target, dev_source, dev_target),

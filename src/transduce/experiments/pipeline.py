@@ -274,7 +274,7 @@ def train(
         dictionary=dictionary,
     )
     config = checked_settings(config, files, hardware, start, request.encoder)
-    use_one_arena()  # nothing is refused any more, and no other thread has started
+    use_one_arena()  # nothing is refused any more, and no thread of ours has started
     new = None
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
