@@ -205,8 +205,12 @@ def train(
     if not resume and files is None:
         raise ConfigError(NO_CORPUS)
     files = with_dev_sets(files, dev_sets_of(dev))
-    languages = {"source": source_language, "target": target_language}
-    run = replace(run, languages=run.languages.given(languages))
+    run = replace(
+        run,
+        languages=run.languages.given(
+            {"source": source_language, "target": target_language}
+        ),
+    )
     run = _without_dev(run, files, resumed) if no_dev else run
     if resume and precision == "auto":
         precision = precision_of(out)
