@@ -125,9 +125,10 @@ def training_systems(name: str, num_turns: int, *, long_spins: bool) -> Measured
     hardware = choose_hardware("cpu", width=run.model.d_model)
     task = training.TrainingTask(run=run, hardware=hardware, steps=num_turns)
     work = partial(within_quota, training.work_of(training.OURS, task))
-    systems = [System(name=training.OURS, work=work, environment={})]
+    own = training.OUR_ENVIRONMENT
+    systems = [System(name=training.OURS, work=work, environment=own)]
     if long_spins:
-        old = {"GOMP_SPINCOUNT": OPENMP_SPINS}
+        old = own | {"GOMP_SPINCOUNT": OPENMP_SPINS}
         systems.append(System(name=LONG_SPINS, work=work, environment=old))
     systems += [
         System(

@@ -85,7 +85,7 @@ def started(
                     f"{number} threads",
                     partial(training.train_ours, task),
                     task.hardware.device,
-                    {"OMP_NUM_THREADS": str(number)},
+                    training.OUR_ENVIRONMENT | {"OMP_NUM_THREADS": str(number)},
                 )
             )
             for number in threads

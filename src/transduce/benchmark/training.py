@@ -46,7 +46,6 @@ from transduce.machine import (
     keep_freed_memory,
     objects_frozen,
     use_huge_pages,
-    use_one_arena,
 )
 from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
@@ -65,6 +64,9 @@ RATIO_SPREAD = 0.2
 MIN_PAIRS = 10_000
 """Pairs that give batches of similar lengths, as in a real corpus."""
 SEED = 1
+OUR_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1"}
+"""Variables of our process. It starts with a thread that watches its parent, so that
+`use_one_arena` would come too late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,7 +384,6 @@ def train_ours(task: TrainingTask, turns: Turns[UpdateOutcome]) -> None:
         )
 
     keep_freed_memory()
-    use_one_arena()
     if task.hardware.device.type == "cpu":
         use_huge_pages()
     torch.manual_seed(SEED)
@@ -548,7 +549,7 @@ def _play_rounds(
                     name,
                     partial(within_quota, work_of(name, task)),
                     device,
-                    {} if name == OURS else peer_environment(),
+                    OUR_ENVIRONMENT if name == OURS else peer_environment(),
                 )
             )
             for name in names
