@@ -113,7 +113,7 @@ class _PartialHypothesis(NamedTuple):
     """None for the empty hypothesis."""
     token: int
     log_probability: float
-    """That of all tokens; in greedy search of this token alone."""
+    """Sum over all tokens; in greedy search only the last one's."""
 
     def prefixes(self) -> list["_PartialHypothesis"]:
         """Return its beginnings, of one token, of two and so on up to itself."""
