@@ -129,6 +129,14 @@ def test_a_model_drops_the_worst_share(
     )
 
 
+def test_dev_sources_are_read_from_standard_input(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    call = ("clean", *my_corpus, "--out", tmp_path / "out", "--dev-source", "-")
+    said = succeeds(*call, "--json", "--processes", 1, stdin=b"one cat\n")
+    assert json.loads(said)["dropped"]["in-dev"] == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -194,8 +194,8 @@ def clean_corpus(
     Parameters
     ----------
     files
-        Text files, plain or gzip, one sentence per line. Sources of the dev text are
-        dropped from the corpus.
+        Text files, plain or gzip, one sentence per line. Sources of the dev text, one
+        of which may be standard input (`-`), are dropped from the corpus.
     out
         Folder of the kept pairs, under the names of the input files; of the dropped
         pairs (`dropped.jsonl`), the report (`report.json`), and scores (`scores.tsv`).
@@ -230,9 +230,10 @@ def clean_corpus(
     number = default if num_processes is None else num_processes
     require_number_of_processes(number, MAX_PROCESSES)
     pairs = file_pairs(files, languages)
-    require_files((*files.source, *files.target, *files.dev_source))
-    _require_distinct_names((*files.source, *files.target))
-    before = {path: _state(path) for path in (*files.source, *files.target)}
+    corpus_files = (*files.source, *files.target)
+    require_files(corpus_files)  # dev sources are read once, and may be a stream
+    _require_distinct_names(corpus_files)
+    before = {path: _state(path) for path in corpus_files}
     dev_sources = frozenset(map(text_digest, read_text(files.dev_source)))
     judge = _ChunkJudge(config, pairs, dev_sources)
     with (

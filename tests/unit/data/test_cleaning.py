@@ -501,6 +501,11 @@ def test_dev_sources_are_dropped(tmp_path: Path) -> None:
             DataError,
             "a corpus must be a file",
         ),
+        (
+            lambda folder: ((Path("-"),), (folder / "my.de",)),
+            ConfigError,
+            "as it is read several times, but `-` is standard input",
+        ),
     ],
 )
 def test_files_that_cannot_be_cleaned_leave_nothing(
