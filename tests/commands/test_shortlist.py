@@ -279,7 +279,10 @@ def test_an_output_is_not_resumed_with_another_shortlist(
         (["--per-piece", "0"], "`per_piece` must be at least 1, but is 0"),
         (["--frequent", "-1"], "`frequent` must be at least 0, but is -1"),
         (["--alignments", "x"], "--alignments needs the text that is aligned"),
-        (["--source", "-", "--target", "x", "--alignments", "y"], "can be read once"),
+        (
+            ["--source", "-", "--target", "x", "--alignments", "y"],
+            "Aligned text must be in files, as it is read several times, but `-` is",
+        ),
         ([], "a model without the text of its run needs --source and --target"),
         (["--source", "no", "--target", "no"], "no"),
     ],
@@ -297,7 +300,7 @@ def test_aligned_text_must_be_in_files(
     os.mkfifo(tmp_path / "pipe")
     files = ("--source", tmp_path / "pipe", "--target", tmp_path / "pipe")
     message = refuses("shortlist", plain, *files, "--alignments", "x")
-    assert message.startswith(f"{tmp_path}/pipe: a corpus must be a file, since it is")
+    assert message.startswith(f"{tmp_path}/pipe: aligned text must be a file, since")
 
 
 def test_a_model_that_cannot_be_written_is_refused_before_the_work(

@@ -27,7 +27,7 @@ from transduce.files import atomic_file, is_disk_full, require_place
 from transduce.machine import num_threads
 from transduce.model_folder import change_search, find_model, open_model
 from transduce.text.alignment import EncodedPairs
-from transduce.text.corpus import STANDARD_INPUT, read_pairs, read_text
+from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import require_language_of_files
 from transduce.text.shortlist import (
     MAX_PIECES,
@@ -153,12 +153,7 @@ def _require_usable(source: Files, target: Files, alignments: Path | None) -> No
         raise ConfigError(
             "--alignments needs the text that is aligned; give --source and --target."
         )
-    if STANDARD_INPUT in (*source, *target):
-        raise ConfigError(
-            "Standard input can be read once, but aligned text is read twice; give "
-            "files."
-        )
-    require_files((*source, *target))
+    require_files((*source, *target), "aligned text")
 
 
 def _text_pairs(

@@ -33,6 +33,7 @@ from transduce.text.alignment import (
     sampling_interval,
     symmetrized,
 )
+from transduce.text.corpus import full_windows
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, own_target_size
 from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS
 
@@ -298,8 +299,7 @@ def encode_pairs(
 def _encoded(
     pairs: Iterable[TextPair], tokenizer: Tokenizer, max_pieces: float
 ) -> Iterator[tuple[list[int], list[int]]]:
-    stream = iter(pairs)
-    while chunk := list(islice(stream, CHUNK_PAIRS)):
+    for chunk in full_windows(pairs, CHUNK_PAIRS):
         sources = tokenizer.encode_sources([source for source, _ in chunk])
         targets = tokenizer.encode_targets([target for _, target in chunk])
         for source, target in zip(sources, targets, strict=True):
