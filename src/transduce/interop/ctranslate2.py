@@ -231,11 +231,11 @@ def _fill_attention(
 
 
 def _fill(spec: Any, weights: Mapping[str, Tensor], *names: str) -> None:
-    """Fill a map with the outputs of one map or of several."""
-    spec.weight, spec.bias = (
-        torch.cat([weights[f"{name}.{part}"] for name in names]).numpy()
-        for part in ("weight", "bias")
-    )
+    """Fill a map with the outputs of one map, without a copy, or of several."""
+    for part in ("weight", "bias"):
+        first, *others = (weights[f"{name}.{part}"] for name in names)
+        whole = torch.cat([first, *others]) if others else first
+        setattr(spec, part, whole.numpy())
 
 
 def _fill_norm(spec: Any, weights: Mapping[str, Tensor], name: str) -> None:
