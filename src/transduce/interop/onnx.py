@@ -67,7 +67,6 @@ def export(
         tokenizer = write_portable(checkpoint.tokenizer, new)
         model = checkpoint.build_transformer()
         with torch.no_grad():
-            _make_static(model)
             _write_encoder(model, new / ENCODER)
             _write_step(model, new / STEP)
         proof = prove(_Exported(new), tokenizer, checkpoint, sentences)
@@ -76,10 +75,11 @@ def export(
 
 
 class _Graph(nn.Module):
-    """Part of a model, which `_make_static` has prepared."""
+    """Part of a model, which it makes independent of the lengths of sentences."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
+        _make_static(model)
         self.model = model
 
 
@@ -210,6 +210,8 @@ class _FixedPositions(nn.Module):
 
 def _make_static(model: Transformer) -> None:
     """Make graphs of the model independent of the lengths of sentences."""
+    if isinstance(model.positions, _FixedPositions):
+        return
     model.add_module("positions", _FixedPositions(model.positions))
     for module in model.modules():
         if isinstance(module, RestrictedSelfAttention):

@@ -29,7 +29,7 @@ from transduce.interop.export import (
     warn_of_lost_shortlist,
 )
 from transduce.interop.marian_npz_import import import_marian
-from transduce.interop.onnx import EncoderGraph
+from transduce.interop.onnx import MAX_POSITIONS, EncoderGraph, StepGraph
 from transduce.interop.portable_tokenizer import portable_tokenizer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
@@ -476,6 +476,17 @@ def test_long_words_with_unknown_characters_may_be_split_differently(text, token
     portable = portable_tokenizer(tokenizer)
     ids = portable.encode(text, add_special_tokens=False).ids
     assert tokenizer.decode(ids) == text
+
+
+def test_each_graph_makes_its_model_independent_of_lengths(make_checkpoint):
+    model = make_checkpoint(num_layers=1, neighbourhood=3).build_transformer()
+    with torch.no_grad():
+        positions = [
+            graph(model).model.positions for graph in (EncoderGraph, StepGraph)
+        ]
+    assert positions[0] is positions[1]
+    assert len(positions[0].get_buffer("table")) == MAX_POSITIONS
+    assert model.encoder_layers[0].self_attention.weights_tap._forward_hooks
 
 
 def test_a_signal_while_a_graph_is_traced_takes_effect_after_it(
