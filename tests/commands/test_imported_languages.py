@@ -110,6 +110,23 @@ def test_an_ending_that_names_no_language_of_the_model_is_warned_of(
     assert outcome.err.count("Warning") == 1
 
 
+@pytest.mark.parametrize(
+    ("chosen", "warnings"), [((), 0), (("--target-language", "de"), 1)]
+)
+def test_targets_in_several_languages_are_warned_of_if_one_is_chosen(
+    imported, command, tmp_path, chosen, warnings
+):
+    sources = [tmp_path / "one.en", tmp_path / "two.en"]
+    targets = [tmp_path / "one.de", tmp_path / "two.fr"]
+    for path in (*sources, *targets):
+        path.write_text("The dog runs.\n")
+    texts = ("--source", *sources, "--target", *targets, "--device", "cpu")
+    outcome = command("score", imported, *texts, *chosen)
+    assert outcome.code == 0
+    assert outcome.err.count("its target is de and here fr") == warnings
+    assert outcome.err.count("Warning") == warnings
+
+
 def test_the_heads_of_a_model_of_several_languages_are_surveyed_with_its_tags(
     imported, succeeds, tmp_path
 ):

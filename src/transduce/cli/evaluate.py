@@ -13,6 +13,7 @@ from transduce.cli.lines import (
     into_language_of,
     require_no_search,
     search_of,
+    warn_of_other_languages,
 )
 from transduce.cli.terminal import Json, print_json
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -138,10 +139,12 @@ def evaluate(
             num_processes=processes,
             tag=tag,
         )
-        if language is not None and translator.target_languages:
+        if language is None:
+            translator = into_language_of(translator, reference)
+        elif translator.target_languages:
             translator = translator.into(language)
         is_chosen = language is not None
-        translator = into_language_of(
+        warn_of_other_languages(
             translator, model, source, reference, is_chosen=is_chosen
         )
         language = language or translator.target_language

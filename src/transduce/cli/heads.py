@@ -13,7 +13,7 @@ from transduce.analysis.grammar_heads import (
 from transduce.analysis.heads import survey_heads, tree_pairs, unit_of
 from transduce.analysis.heads_report import as_report
 from transduce.cli.files import Files, finish_report, lost_if_interrupted
-from transduce.cli.lines import into_language_of
+from transduce.cli.lines import into_language_of, warn_of_other_languages
 from transduce.cli.options import require_both
 from transduce.cli.terminal import error_console
 from transduce.data.treebank import read_treebank
@@ -76,7 +76,8 @@ def heads(
     require_new_folder(out, overwrite=force, made_by="heads")
     translator = load(model, device=device)
     if target:
-        translator = into_language_of(translator, model, source, target)
+        translator = into_language_of(translator, target)
+        warn_of_other_languages(translator, model, source, target, is_chosen=False)
     annotated = None
     with lost_if_interrupted(out), error_console().status("Reading...") as status:
         if translator.symbols is not None:

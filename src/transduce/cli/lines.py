@@ -39,35 +39,40 @@ def warn_of_other_language(
         warn(error)
 
 
-def into_language_of(
+def warn_of_other_languages(
     translator: Translator,
     model: Path,
     source: Sequence[Path],
     target: Sequence[Path],
     *,
-    is_chosen: bool = False,
-) -> Translator:
+    is_chosen: bool,
+) -> None:
+    """Print a warning for each side whose files' endings name another language.
+
+    If a model has several target languages and the user has chosen none (`is_chosen`),
+    the targets may be in different ones, which tags before the lines then name.
+    """
+    warn_of_other_language(model, "source", translator.source_language, source)
+    may_differ = bool(translator.target_languages) and not is_chosen
+    if may_differ and guess_all(target) is None:
+        return
+    warn_of_other_language(model, "target", translator.target_language, target)
+
+
+def into_language_of(translator: Translator, target: Sequence[Path]) -> Translator:
     """Return a translator into the language of the targets' endings.
 
     If they name none of the model's several languages, it is the model's own, or else
-    the first. A translator stays as it is if the user has chosen its language
-    (`is_chosen`), or if its model has only one. A warning is printed for each side
-    whose files' endings name another language.
+    the first. A translator of a model with one language stays as it is.
     """
-    named, known = guess_all(target), translator.target_languages
-    is_choice = bool(known) and not is_chosen
-    if is_choice:
-        found = [
-            best_match(each, known)
-            for each in (named, translator.target_language)
-            if each
-        ]
-        translator = translator.into(next(filter(None, found), known[0]))
-    warn_of_other_language(model, "source", translator.source_language, source)
-    # A tag before a line may name another of several languages.
-    if named is not None or not is_choice:
-        warn_of_other_language(model, "target", translator.target_language, target)
-    return translator
+    if not (known := translator.target_languages):
+        return translator
+    named, own = guess_all(target), translator.target_language
+    return translator.into(
+        (named and best_match(named, known))
+        or (own and best_match(own, known))
+        or known[0]
+    )
 
 
 def decoding_of(translator: Translator, batch_lines: int) -> Origin:

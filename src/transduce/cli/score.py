@@ -9,6 +9,7 @@ from transduce.cli.lines import (
     decoding_of,
     into_language_of,
     tags_of,
+    warn_of_other_languages,
 )
 from transduce.cli.resumable_output import Destination, Origin
 from transduce.decoding.native_decoder import PrecisionChoice
@@ -94,9 +95,9 @@ def score(
         tag=tag,
     )
     is_chosen = target_language is not None
-    translator = into_language_of(
-        translator, model, source, target, is_chosen=is_chosen
-    )
+    if not is_chosen:
+        translator = into_language_of(translator, target)
+    warn_of_other_languages(translator, model, source, target, is_chosen=is_chosen)
 
     def origin() -> Origin:
         return {
