@@ -2,6 +2,7 @@
 
 import json
 import math
+from array import array
 from pathlib import Path
 
 from transduce.cli.files import Files
@@ -110,17 +111,19 @@ def score(
 
     with destination.opened(origin, WINDOW_LINES) as out:
         pairs = out.reading(read_pairs(source, target), _text)
-        notes = list(out.notes)
+        log_probabilities = array("d", (note[0] for note in out.notes))
+        num_tokens = sum(note[1] for note in out.notes)
         for window in full_windows(pairs):
             for found in translator.score(
                 [p.source for p in window], [p.target for p in window]
             ):
-                notes.append((found.log_probability, found.num_tokens))
-                out.write(_line(found, jsonl=jsonl), notes[-1])
+                note = (found.log_probability, found.num_tokens)
+                out.write(_line(found, jsonl=jsonl), note)
+                log_probabilities.append(found.log_probability)
+                num_tokens += found.num_tokens
         # An exact sum does not depend on where an earlier command was interrupted.
-        total = math.fsum(log_probability for log_probability, _ in notes)
-        num_tokens = sum(num_tokens for _, num_tokens in notes)
-        out.write_end(_total(total, num_tokens, len(notes), jsonl=jsonl))
+        total = math.fsum(log_probabilities)
+        out.write_end(_total(total, num_tokens, len(log_probabilities), jsonl=jsonl))
 
 
 def _text(pair: SentencePair) -> str:
