@@ -52,6 +52,7 @@ def test_the_best_of_the_grid_becomes_the_models_search(
 ) -> None:
     options = ("--processes", 1, "--json")
     found = json.loads(succeeds("tune", folder, *dev, *FEW, *options))
+    assert list(found)[-1] == "cells"  # the long list, below all else
     cells = {
         (c["search"]["beam_size"], c["search"]["length_penalty"]): c["score"]
         for c in found["cells"]

@@ -131,7 +131,13 @@ def tune(
             )
         else:
             tuning = _tune_on_text(
-                model, translator, (dev_source, dev_target), tokenize, grid, searching
+                model,
+                translator,
+                dev_source,
+                dev_target,
+                tokenize=tokenize,
+                grid=grid,
+                on_search=searching,
             )
     _keep_and_print(
         tuning, folder, translator.search, dry_run=dry_run, json_output=json_output
@@ -184,7 +190,9 @@ def _require_one_kind(
 def _tune_on_text(
     model: Path,
     translator: Translator,
-    text: tuple[Files, Files],
+    source: Files,
+    target: Files,
+    *,
     tokenize: Tokenize,
     grid: Grid,
     on_search: OnSearch,
@@ -194,7 +202,6 @@ def _tune_on_text(
     Raises an error if they are not of the model's languages. A model with several
     target languages translates into that of the references.
     """
-    source, target = text
     require_translation(translator)
     require_language_of_files(model, "source", translator.source_language, source)
     has_several = bool(translator.target_languages)

@@ -85,11 +85,11 @@ class Tuning:
     protocol: str
     """Signature of the metric."""
     num_sentences: int
-    cells: tuple[Cell, ...]
-    """Cells of the grid, the model's own settings first."""
     p: float | None
     """Probability of a difference this large between the best and the model's own
     settings by chance; None if they are the same."""
+    cells: tuple[Cell, ...]
+    """Cells of the grid, the model's own settings first."""
 
     @property
     def now(self) -> Cell:
