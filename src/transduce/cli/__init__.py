@@ -346,13 +346,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             _run(words)
         except FAULTS as error:
-            message = _explained(error, *words[:1]) or _of_environment(error)
+            command = words[0] if words else ""
+            message = _explained(error, command) or _of_environment(error)
             if message is None:
                 raise
             _fail(message)
 
 
-def _explained(error: Exception, command: str = "") -> str | None:
+def _explained(error: Exception, command: str) -> str | None:
     """Describe a fault of the machine or of the installation; None for any other."""
     for cause in _causes(error):
         if isinstance(cause, MemoryError) or CPU_LACKS_MEMORY.search(str(cause)):
