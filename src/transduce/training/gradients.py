@@ -14,9 +14,8 @@ starts all kernels of an update together (`GraphedGradients`). Where they do not
 PyTorch's compiler fuses the small operators of a layer (`compile_layers`).
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from contextvars import copy_context
 from functools import cached_property, partial
@@ -47,10 +46,6 @@ Python code runs in one at a time."""
 MAX_FLOPS_AT_ONCE = 5 * 10**10
 """FLOPs of the largest batch of a Transformer that is computed beside another. Larger
 ones take long native calls, which use both cores well."""
-START_INTERVAL = 0.002
-"""Seconds between the starts of two batches computed at once. Their Python code would
-otherwise run at the same times, and each would wait for the other: small batches would
-take 2 % longer."""
 Result = TypeVar("Result")
 
 Sums = Float[Tensor, "3"]
@@ -104,15 +99,11 @@ class SingleCoreThreads:
     def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
         """Call functions at once, and return their results in order.
 
-        They start one shortly after the other, with copies of this thread's context. An
-        exception is raised after all have ended.
+        They have a copy of this thread's context. An exception is raised after all have
+        ended.
         """
-        running: list[Future[Result]] = []
+        running = [self._pool.submit(copy_context().run, each) for each in functions]
         try:
-            for each in functions:
-                if running:
-                    time.sleep(START_INTERVAL)
-                running.append(self._pool.submit(copy_context().run, each))
             return [each.result() for each in running]
         finally:
             wait(running)
