@@ -100,7 +100,6 @@ def train(
 ) -> None:
     """Train a preset's model, one update a turn."""
     machine.keep_freed_memory()
-    machine.use_one_arena()
     if kind == "huge":
         machine.use_huge_pages()
     run = preset(name)

@@ -19,6 +19,7 @@ from transduce.cli import main
 from transduce.cli.distill import DistillationDisplay
 from transduce.data.dataset import open_dataset
 from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError
 from transduce.experiments import distillation, distillation_report, run_training
 from transduce.experiments.distillation import tags_in
 from transduce.experiments.synthetic_text import OutputRules
@@ -111,6 +112,23 @@ def report(out: str = "out") -> dict[str, dict]:
 
 def weights(out: str | Path) -> dict[str, torch.Tensor]:
     return dict(load_model(Path(out, "student")).weights)
+
+
+def test_threads_share_one_arena_before_the_teacher_is_opened(
+    refuses: Callable[..., str], teacher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = []
+
+    def opened(*_: object) -> None:
+        events.append("teacher")
+        raise ConfigError("Enough.")
+
+    monkeypatch.setattr(
+        "transduce.cli.distill.use_one_arena", lambda: events.append("arena")
+    )
+    monkeypatch.setattr("transduce.cli.distill.student_settings", opened)
+    assert "Enough." in refuses(*arguments(teacher, "early"))
+    assert events == ["arena", "teacher"]
 
 
 def assert_same_results(one: str | Path, other: str | Path) -> None:

@@ -31,7 +31,7 @@ from transduce.experiments.distillation import (
 )
 from transduce.experiments.distillation_report import NAME, as_report
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
-from transduce.machine import Precision
+from transduce.machine import Precision, use_one_arena
 from transduce.model_folder import open_model
 from transduce.report.terminal import show
 from transduce.search_config import SearchConfig
@@ -135,6 +135,7 @@ def distill(
     require_both(dev_source, dev_target, "dev-")
     refuse_trees(*source, *reference)
     change = partial(changed_by_options, config_file=config, assignments=settings)
+    use_one_arena()  # before the threads of the teacher's tokenizer
     student = student_settings(preset, teachers, vocabulary, change)
     own = open_model(teachers[0]).search or SearchConfig()
     search = own.given({"num_best": 1, "beam_size": beam_size})

@@ -205,15 +205,10 @@ def train(
     if not resume and files is None:
         raise ConfigError(NO_CORPUS)
     files = with_dev_sets(files, dev_sets_of(dev))
-    run = replace(
-        run,
-        languages=run.languages.given(
-            {"source": source_language, "target": target_language}
-        ),
-    )
+    languages = {"source": source_language, "target": target_language}
+    run = replace(run, languages=run.languages.given(languages))
     run = _without_dev(run, files, resumed) if no_dev else run
-    if resume and precision == "auto":
-        precision = precision_of(out)
+    precision = precision_of(out) if resume and precision == "auto" else precision
     hardware = choose_hardware(device, precision, local_rank(), run.model.d_model)
     steps = _steps_of_resumed(out, run, files, change) if resume else None
     logs = (TensorBoardLog(out),) if tensorboard else ()

@@ -322,6 +322,7 @@ def distill(
     models = paths_of("teachers", teachers)
     compared = tuple(EvaluationText.of(*_checked_pair(pair)) for pair in tests)
     observers = checked_observers(run_observers)
+    use_one_arena()  # before the threads of the teacher's tokenizer
     student = student_settings(
         preset, models, vocabulary, lambda base: with_settings(base, settings or {})
     )
@@ -390,7 +391,6 @@ def distill_in(
     if plan.dev_source:
         read_through(plan.dev_source, plan.dev_target)
         require_text(plan.dev_source[0], read_text(plan.dev_source))
-    use_one_arena()  # before the threads that encode the pairs
     with load(
         *plan.teachers, device=device, precision=precision, num_processes=num_processes
     ) as translator:

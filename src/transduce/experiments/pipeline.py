@@ -261,6 +261,7 @@ def train(
     training would take more than a week; if the user chose a preset, but not its
     length, if it would take more than two weeks.
     """
+    use_one_arena()  # before the threads that encode the corpus
     if start is not None:
         refuse_replacing(start, out)
     config, files = _with_recorded_corpora(config, files)
@@ -274,7 +275,6 @@ def train(
         dictionary=dictionary,
     )
     config = checked_settings(config, files, hardware, start, request.encoder)
-    use_one_arena()  # nothing is refused any more, and no thread of ours has started
     new = None
     if processes.is_first:
         _warn_of_settings(config, files, start, observers)
@@ -413,9 +413,9 @@ def resume(
     `ConfigError` if the run was started in another precision, or if it has made more
     updates, and `CheckpointError` if no checkpoint can be used.
     """
+    use_one_arena()  # before the threads that read ahead
     folder, config = RunFolder.open(out)
     refuse_changed_precision(folder, hardware.precision)
-    use_one_arena()
     if steps is not None:
         steps = replace(config.training, steps=steps).steps
     with _locked(folder, processes):

@@ -36,7 +36,7 @@ from transduce.experiments.presets import preset as preset_named
 from transduce.experiments.run_folder import precision_of
 from transduce.experiments.start_model import open_start, settings_from
 from transduce.files import path_of
-from transduce.machine import Precision
+from transduce.machine import Precision, use_one_arena
 from transduce.settings import (
     apply_mapping,
     flattened,
@@ -150,6 +150,7 @@ def train(
         raise ConfigError("`keep_optimizer` needs a run as `start`.")
     base, origin = preset_named(name), None
     if start is not None:
+        use_one_arena()  # before the threads of the start's tokenizer
         origin = open_start(path_of("start", start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, name)
     config = with_settings(base, settings or {})
