@@ -33,6 +33,7 @@ from architectures import (
 from machine import describe_machine
 
 from transduce import machine
+from transduce.benchmark import training
 from transduce.benchmark.measurement import Turns, Worker, order_of_turns
 from transduce.checkpoint import build
 from transduce.data.tensors import Batch
@@ -83,7 +84,12 @@ def measured(work: "partial[None]", turns: int, updates: int) -> dict[str, list[
     with ExitStack() as stack, unwound_on_termination():
         workers = {
             kind: stack.enter_context(
-                Worker(kind, partial(work, kind), torch.device("cpu"))
+                Worker(
+                    kind,
+                    partial(work, kind),
+                    torch.device("cpu"),
+                    training.OUR_ENVIRONMENT,
+                )
             )
             for kind in KINDS
         }

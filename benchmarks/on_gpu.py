@@ -309,7 +309,7 @@ def _timed_updates(
     return found
 
 
-def train_beside_peers(name: str, are_compiled: bool, task: Task) -> None:
+def train_beside_peers(name: str, task: Task, *, are_compiled: bool) -> None:
     """Run `transduce benchmark training` for one preset.
 
     The peers are those that are not compiled, or the one that takes minutes to compile.
@@ -448,19 +448,19 @@ PARTS = (
         "base-peers",
         "Training base, beside peers",
         200,
-        partial(train_beside_peers, "base", False),
+        partial(train_beside_peers, "base", are_compiled=False),
     ),
     Part(
         "big-peers",
         "Training big, beside peers",
         150,
-        partial(train_beside_peers, "big", False),
+        partial(train_beside_peers, "big", are_compiled=False),
     ),
     Part(
         "base-compiled",
         "Training base, beside torch.compile",
         250,
-        partial(train_beside_peers, "base", True),
+        partial(train_beside_peers, "base", are_compiled=True),
     ),
 )
 """Parts of the report, the most important first, as time may run out."""

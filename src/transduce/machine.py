@@ -431,10 +431,10 @@ def _is_malloc_of_glibc() -> bool:
 def use_one_arena() -> None:
     """Make threads allocate from the memory of the main one; only for glibc.
 
-    It must be called before the process starts its first other thread: an arena that
-    one has had is used again by later ones. By default each thread has arenas of its
-    own, of at most 64 MB, and returns larger blocks to the system at once, whatever
-    `keep_freed_memory` has set: training in two threads would take up to a fifth
+    It must be called before the process starts its first other thread: an arena stays
+    after its thread has ended, and later threads use it. By default each thread has an
+    arena of its own, which returns large blocks to the system at once, whatever
+    `keep_freed_memory` has set. Training in two threads then takes up to a fifth
     longer.
     """
     if platform.libc_ver()[0] == "glibc":
@@ -446,8 +446,9 @@ def objects_frozen() -> Iterator[None]:
     """Keep all objects that exist out of garbage collections meanwhile.
 
     Collections would visit the many objects of PyTorch's modules again and again, which
-    takes a twentieth of the time of training a small model. No effect if the caller has
-    frozen objects, which could not be told apart afterwards.
+    takes 4 % of the time of training a small model. It has no effect if objects are
+    frozen already, as the command line freezes them after its imports: at the end of
+    the block, the caller's could not be told apart.
     """
     if gc.get_freeze_count():
         yield

@@ -42,7 +42,6 @@ from transduce.files import (
     FileBusyError,
     access_errors,
     atomic_directory,
-    atomic_file,
     hidden_system_error,
     parse_json,
     path_of,
@@ -51,6 +50,7 @@ from transduce.files import (
     require_file,
     require_new_folder,
     require_other_folder,
+    write_json,
 )
 from transduce.foreign_models import (
     CHECKPOINT_NAME,
@@ -161,8 +161,9 @@ class StoredWeights(Mapping[str, Array]):
             require_file(path)
             self._kept = _identity(path)
             with access_errors(path):
+                # Opening checks the header and the sizes of all tensors.
                 with cast(Any, safe_open(path, framework="np")):
-                    pass  # the file is sound throughout
+                    pass
                 with path.open("rb") as file:
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._tensors, self._arrays = _read_mapped(self._map)
@@ -268,9 +269,9 @@ def _reopened(path: Path, checksum: str) -> StoredWeights:
 def _read_mapped(
     file: mmap.mmap,
 ) -> tuple[dict[str, tuple[str, tuple[int, ...]]], dict[str, StoredArray]]:
-    """Return type and shape of the tensors of a sound file, and those in fp32 or int8.
+    """Return type and shape of each tensor of a sound file, and fp32 and int8 arrays.
 
-    The arrays share the map.
+    The arrays share the map's memory.
     """
     content = np.frombuffer(file, dtype=np.uint8)
     begin = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE].tobytes(), "little")
@@ -691,13 +692,12 @@ def change_search(
 def _write_search(folder: Path, change: Callable[[SearchConfig], SearchConfig]) -> None:
     path = folder / MODEL_CONFIG
     try:
-        with atomic_file(path) as new:
-            content = read_json(path)
-            _, _, search = _read_config(content, path)
-            is_parser = (folder / SYMBOLS_FILE).exists()
-            search = search or default_search(is_parser=is_parser)
-            content["search"] = asdict(change(search))
-            new.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        content = read_json(path)
+        _, _, search = _read_config(content, path)
+        is_parser = (folder / SYMBOLS_FILE).exists()
+        search = search or default_search(is_parser=is_parser)
+        content["search"] = asdict(change(search))
+        write_json(path, content)
     except OSError as error:
         raise CheckpointError(
             f"{path}: the search settings cannot be written ({error.strerror}); the "

@@ -209,8 +209,8 @@ def check(status: int, work: Work = DECODING) -> None:
 
     Raises `LackOfMemoryError` if memory for the work is lacking, `IndexError` for a
     token id outside the vocabulary, and `ValueError` otherwise. An error that ended a
-    check of free memory, such as `KeyboardInterrupt`, is raised whatever the status;
-    what a call has made in spite of it is then not freed.
+    check of free memory, such as `KeyboardInterrupt`, is raised whatever the status; an
+    object that the call returned all the same is then not freed.
     """
     _refusal.raise_error()
     if status == 0:

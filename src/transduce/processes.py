@@ -86,7 +86,7 @@ def _end_as_usual(number: int, _frame: FrameType | None) -> None:
 def _handlers_of_python(numbers: Iterable[int]) -> dict[int, Any]:
     """Return the handlers of signals that this thread can replace and restore.
 
-    These are not those that C code has set, and none outside the main thread.
+    Handlers that C code has set are left out. Outside the main thread there are none.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -128,11 +128,11 @@ def _replaced(
     handle: Callable[[int, FrameType | None], object],
     held: list[int],
 ) -> Iterator[None]:
-    """Handle signals by a function in the block, and after it by their own handlers.
+    """Let a function handle the signals of `previous` in the block.
 
-    These then also handle the signals in `held`. A signal that another thread receives
-    may run the function's handler while it is being replaced; it calls the earlier ones
-    once the block has been left.
+    Their handlers are restored after it, and then get the signals in `held`. A signal
+    that another thread receives may still run the replaced handler after the block; it
+    then goes to the earlier handler.
     """
     is_left = False
 

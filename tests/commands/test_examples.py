@@ -143,8 +143,9 @@ def test_the_example_of_a_client_ends_with_a_sentence_if_no_whole_answer_comes(
 
     def reply(server: socket.socket) -> None:
         client, _ = server.accept()
+        client.settimeout(10)
         with client:
-            while not client.recv(65_536).endswith(b"}"):
+            while (part := client.recv(65_536)) and not part.endswith(b"}"):
                 pass
             client.sendall(answer)
 
@@ -152,11 +153,13 @@ def test_the_example_of_a_client_ends_with_a_sentence_if_no_whole_answer_comes(
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("TRANSDUCE_URL", address)
         main = runpy.run_path(str(EXAMPLES / "client.py"))["main"]
-        thread = Thread(target=reply, args=(server,))
+        server.settimeout(10)
+        thread = Thread(target=reply, args=(server,), daemon=True)
         thread.start()
         with pytest.raises(SystemExit) as ended:
             main()
-        thread.join()
+        thread.join(10)
+        assert not thread.is_alive()
     sentence = f"{address}: no whole answer of a server of transduce came: "
     assert str(ended.value).startswith(sentence)
 

@@ -434,6 +434,7 @@ TREE = "(S (NP (DT the) (NN dog)) (VP (VBZ runs)))"
         ["(S (NP (DT the) (NN dog))", "   (VP (VBZ runs))) "],
         ["(TOP)", TREE],
         ["()", TREE],
+        ["(hello there)", "(hello there)", TREE],
         ["(NP (NN dog))", TREE],
         [TREE, "(NP (NN dog))"],
     ],

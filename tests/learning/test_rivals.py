@@ -1,4 +1,4 @@
-"""Small Transformers, and models of all rivals, learn to copy and to reverse digits.
+"""A small Transformer and small models of its rivals copy and reverse digits.
 
 A sign before the digits says which. Deep-Att has a test of its own, with unknown words.
 """

@@ -41,8 +41,6 @@ from transduce.search_config import SearchConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training.loss import BatchLoss
 
-pytestmark = pytest.mark.skipif(api() is None, reason="no native library")
-
 CPU = torch.device("cpu")
 FEWEST_TOKENS = 8
 """Size of the smallest vocabulary; all sentences have ids below."""
@@ -185,6 +183,7 @@ def native(model: TransductionModel) -> NativeModel:
     return NativeModel(model.config, weights, "fp32")
 
 
+@pytest.mark.skipif(api() is None, reason="there is no native library")
 @given(
     config=transformers(),
     seed=seeds,

@@ -74,8 +74,8 @@ MOST_SIDE_BY_SIDE = 5
 """Most heads of a layer for grids side by side."""
 MAX_DIGITS = 4
 """Most decimals of a head's value."""
-LEAST_MOST = 1e-9
-"""Value of the darkest cell if all values of heads are 0."""
+SMALLEST_SCALE = 1e-9
+"""Value of the darkest cell if no head has a larger one."""
 HEADS_A_ROW = 4
 """Most maps side by side for long sentences."""
 
@@ -299,7 +299,7 @@ def draw_heads(
 ) -> Picture:
     """Draw the values of all heads of each kind of attention; NaN is unknown."""
     values = np.abs(np.concatenate([grid.ravel() for grid in grids.values()]))
-    most = max([*values[np.isfinite(values)].tolist(), LEAST_MOST])
+    most = max([*values[np.isfinite(values)].tolist(), SMALLEST_SCALE])
     num_layers, num_heads = np.max([grid.shape for grid in grids.values()], axis=0)
     width, height = 0.62 * num_heads + 0.5, 0.5 * num_layers + 0.9
     # Always wide enough for three grids, so that fewer are not drawn larger; but a
@@ -324,7 +324,7 @@ def _draw_grid(
 ) -> None:
     # Small values, such as increases of a loss, have two digits that are not 0.
     small = 1 - math.floor(math.log10(most))
-    digits = min(max(2, small), MAX_DIGITS) if most > LEAST_MOST else 2
+    digits = min(max(2, small), MAX_DIGITS) if most > SMALLEST_SCALE else 2
     colours = matplotlib.colormaps["Blues"]
     for (layer, head), value in np.ndenumerate(grid):
         background = colours(abs(value) / most)

@@ -68,10 +68,10 @@ class RivalConfig(ArchitectureConfig, Protocol):
         ...
 
 
-def _check_sizes(config: "RivalConfig", largest: Mapping[str, int]) -> None:
-    """Check the types of settings, the dropout, and sizes, each at least 1.
+def _check_sizes(config: RivalConfig, largest: Mapping[str, int]) -> None:
+    """Check the types of all settings, the dropout rate, and the sizes, from 1 on.
 
-    `largest` has the largest value of each size but those of the vocabularies.
+    `largest` has the largest value of each size; those of vocabularies are in `MAX`.
     """
     convert_and_check(config, "model.")
     for name in ("vocab_size", "target_vocab_size"):

@@ -297,14 +297,14 @@ def _fastest_product(size: int, hardware: Hardware) -> float:
         for _ in range(2)
     )
 
-    def now() -> float:
-        if hardware.device.type == "cuda":  # wait until it has finished its work
+    def finished_at() -> float:
+        if hardware.device.type == "cuda":  # products run behind the Python code
             torch.cuda.synchronize(hardware.device)
         return time.perf_counter()
 
     fastest = math.inf
     for _ in range(REPEATS):
-        started = now()
+        started = finished_at()
         torch.mm(left, right)
-        fastest = min(fastest, now() - started)
+        fastest = min(fastest, finished_at() - started)
     return fastest

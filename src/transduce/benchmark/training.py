@@ -42,11 +42,7 @@ from transduce.data.dataset import ID_TYPE, OFFSET_TYPE, Dataset, EncodedSide
 from transduce.device import Hardware
 from transduce.errors import missing_package, warn_caller
 from transduce.experiments.presets import RunConfig
-from transduce.machine import (
-    keep_freed_memory,
-    objects_frozen,
-    use_huge_pages,
-)
+from transduce.machine import keep_freed_memory, objects_frozen, use_huge_pages
 from transduce.model.config import ModelConfig, count_parameters, update_flops
 from transduce.model.embedding import sinusoids
 from transduce.model.transformer import Transformer, final_norm

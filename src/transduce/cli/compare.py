@@ -243,7 +243,7 @@ def _scores(comparison: Comparison) -> tuple[Part, ...]:
 
 
 def _score_cells(score: SystemScore) -> tuple[str, ...]:
-    """Return a system's scores, and a verdict: both tests must find a difference."""
+    """Return a system's scores, and a verdict: significant if both tests say so."""
     own = f"{score.score:.2f}", f"±{score.interval:.2f}"
     if score.p is None:
         return *own, "", "", "", "baseline"

@@ -49,8 +49,9 @@ def warn_of_other_languages(
 ) -> None:
     """Print a warning for each side whose files' endings name another language.
 
-    If a model has several target languages and the user has chosen none (`is_chosen`),
-    the targets may be in different ones, which tags before the lines then name.
+    `is_chosen` tells whether the user has named the target language. If not, and the
+    model has several, target files whose endings name different ones cause no warning:
+    tags before their lines name the languages.
     """
     warn_of_other_language(model, "source", translator.source_language, source)
     may_differ = bool(translator.target_languages) and not is_chosen

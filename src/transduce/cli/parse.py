@@ -178,8 +178,9 @@ LINES_LOOKED_AT = 100
 def without_trees(lines: Iterable[str], name: str) -> Iterator[str]:
     """Yield lines of text; `DataError` if they are trees in brackets.
 
-    They are trees if the first two can be read as trees, or the only one, and one has
-    more than one bracket. Such a line is therefore kept back until the next is read.
+    They are trees if all lines so far can be read as trees, apart from blank lines and
+    failed parses, if there are at least two trees or the text has only one, and if one
+    of them has inner brackets. Lines from the first tree on are kept back meanwhile.
     """
     lines, held, is_treebank = iter(lines), list[str](), False
     reader, num_trees = TreeReader(name), 0

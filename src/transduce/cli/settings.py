@@ -264,7 +264,7 @@ def _label(setting: Setting, name: str) -> str:
 
 
 def _description(setting: Setting) -> str:
-    """Return the first sentence, the one that says what none stands for, and notes."""
+    """Describe a setting: first sentence of its meaning, that on none, and notes."""
     first, *others = re.split(r"(?<=\.) (?=[A-Z])", setting.meaning)
     sentences = [first, *(each for each in others if each.startswith("None "))]
     notes = setting.type

@@ -184,8 +184,8 @@ def train(
         given = locals()  # the parameters, as there are no other variables yet
         with naming_resume_command(out, device, devices, tensorboard=tensorboard):
             sys.exit(run_processes(command_of(given), devices))
-    # Before the first other thread: of the watch of the launcher, of the tokenizer of a
-    # model to start from, or of the connection of several processes.
+    # The first other thread may be that of the launcher's watch, of the tokenizer of
+    # --from, or of the connection between processes.
     use_one_arena()
     end_with_launcher()
     files = run_files(
@@ -352,8 +352,9 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
 def _words(option: str, values: Sequence[object]) -> list[str]:
     """Return the words of an option with several values, which may begin with -.
 
-    The parser takes such a word for an option. An option of two files does not take
-    them by `--option=value`, so that a path begins with ./ instead.
+    The parser takes such a word for an option, so each value is given as
+    `--option=value`. An option of pairs of files does not accept that form: ./ stands
+    before its paths that begin with a dash.
     """
     words = []
     for value in values:

@@ -199,8 +199,8 @@ def _tune_on_text(
 ) -> Tuning:
     """Tune on sources and references.
 
-    Raises an error if they are not of the model's languages. A model with several
-    target languages translates into that of the references.
+    Raises an error if the files' endings name other languages than the model's. A model
+    with several target languages translates into that of the references.
     """
     require_translation(translator)
     require_language_of_files(model, "source", translator.source_language, source)

@@ -617,13 +617,14 @@ def _readings(text: str) -> Readings:
 def _num_decimals(number: str) -> int:
     """Count the digits after the last mark of a number, if it is a decimal mark.
 
-    That occurs once, and three digits after it are thousands except after 0: 0.375.
+    A mark that occurs twice is none. Three digits after a mark are thousands, except
+    after 0, as in 0.375.
     """
     last = re.search(rf"([{NUMBER_MARKS}])(\d+)\Z", number)
     if last is None or number.count(last[1]) > 1:
         return 0
-    is_share = _ascii_digits(number[: last.start()]) == "0"
-    return 0 if len(last[2]) == len("000") and not is_share else len(last[2])
+    is_below_one = _ascii_digits(number[: last.start()]) == "0"
+    return 0 if len(last[2]) == len("000") and not is_below_one else len(last[2])
 
 
 def _not_among(
@@ -645,7 +646,7 @@ def _not_among(
 def _is_mark_lost(power: int, other: int) -> bool:
     """Whether numbers with the same digits differ by a decimal mark alone.
 
-    A share with decimals and its percentage also differ by 2: 0.375 is 37.5 %.
+    A share and its percentage differ by 2 as well, but are one number: 0.375 is 37.5 %.
     """
     is_percentage = abs(power - other) == len("00") and power < 0 and other < 0
     return abs(power - other) in LOST_MARK and not is_percentage

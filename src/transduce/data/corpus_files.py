@@ -297,9 +297,10 @@ def _listed(key: str, files: object) -> list[str | PathLike[str]]:
 
 
 def require_files(paths: Collection[Path], what: str = "a corpus") -> None:
-    """Raise an error for text that can be read once only.
+    """Refuse text that is not in files, as it is read several times.
 
-    It is a `ConfigError` for standard input, and a `DataError` for a folder or a pipe.
+    Raises `ConfigError` for standard input, and `DataError` for a folder or a pipe. A
+    missing file passes.
     """
     if STANDARD_INPUT in paths:
         raise ConfigError(

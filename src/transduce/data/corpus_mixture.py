@@ -171,13 +171,13 @@ def require_mixture(
             f"{LIST_CORPORA}."
         )
     names = [corpus.name for corpus in corpora]
-    _require_known_weights(stages, names)
-    _require_weighted_corpora(corpora, stages, names)
+    _require_stages(stages, names)
+    _require_corpora(corpora, stages, names)
     if stages:
         _require_steps(stages, num_steps)
 
 
-def _require_known_weights(stages: Sequence[StageConfig], names: list[str]) -> None:
+def _require_stages(stages: Sequence[StageConfig], names: list[str]) -> None:
     for number, stage in enumerate(stages, start=1):
         for name in stage.weights:
             if name not in names:
@@ -191,7 +191,7 @@ def _require_known_weights(stages: Sequence[StageConfig], names: list[str]) -> N
             )
 
 
-def _require_weighted_corpora(
+def _require_corpora(
     corpora: Sequence[CorpusConfig], stages: Sequence[StageConfig], names: list[str]
 ) -> None:
     for name in names:

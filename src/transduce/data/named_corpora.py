@@ -344,6 +344,7 @@ def _find(tar: tarfile.TarFile, member: str, archive: Path) -> IO[bytes]:
 
 
 def _text_stream(file: IO[bytes], place: Path) -> IO[bytes]:
+    """Return text of an archive as lines: unpacked, and one for a segment of SGML."""
     if place.suffix == ".sgm":
         return BytesIO(b"".join(line + b"\n" for line in _segments(file.read())))
     if place.suffix == ".gz" and not isinstance(file, gzip.GzipFile):

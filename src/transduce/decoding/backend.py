@@ -122,9 +122,9 @@ def require_ensemble(
     parsers = [each.symbols for each in (checkpoint, *others) if each.symbols]
     if len({each.unescapes for each in parsers}) > 1:
         raise RequestError(
-            "Parsers of an ensemble must read words alike, but only some of these read "
-            "words without the backslashes of the Penn Treebank; train all by one "
-            "version of transduce."
+            "Parsers of an ensemble must read words alike, but only some of these "
+            "remove the backslashes of the Penn Treebank; train all with one version "
+            "of transduce."
         )
     if any(other.tokenizer != checkpoint.tokenizer for other in others):
         raise RequestError(

@@ -197,6 +197,9 @@ class _BeamSentence(Sentence):
         is_at_limit = not is_dead_end and self._length >= self._max_length
         if not (is_dead_end or is_at_limit or self._is_final(best)):
             return False
+        # Without finished hypotheses the live ones are returned, truncated. With
+        # patience, those at the length limit that were among the candidates that may
+        # end are ranked with the finished ones.
         num_truncated = 0
         if self._length and not self._finished:
             num_truncated = len(self.beam)
@@ -241,7 +244,11 @@ class _BeamSentence(Sentence):
         return ranked[: self._max_hypotheses]
 
     def _hypothesis(self, number: int, total: float | None = None) -> Hypothesis:
-        """Return a live hypothesis, finished with a log-probability, or truncated."""
+        """Return a live hypothesis by its number in the beam.
+
+        It is finished by an end token, with the log-probability `total`, or truncated
+        if that is None.
+        """
         prefixes = self.beam[number].prefixes()
         sums = [each.log_probability for each in prefixes]
         if total is not None:
@@ -266,7 +273,7 @@ def _largest(values: Sequence[float]) -> float:
 class _GreedySentence(_BeamSentence):
     """A sentence with its only hypothesis so far.
 
-    The totals of its tokens are the log-probabilities of each alone.
+    Each `log_probability` is that of one token, not a sum.
     """
 
     @property

@@ -156,7 +156,10 @@ class RecurrentCache(SourceCache):
         return [*super().views(sentences, source, slots), self.cell[:sentences]]
 
     def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep the cells of these hypotheses, in this order."""
+        """Keep the cells of these hypotheses, in this order.
+
+        `keep_sentences` then leaves the cells as they are.
+        """
         self.cell = self.cell.flatten(0, 1)[rows]
 
 

@@ -48,8 +48,8 @@ UNREAD_SETTINGS = (
     ("attention_width", "attention", "general"),
     ("experts.load_weight", "experts.gating", "batchwise"),
 )
-"""Settings of models that have no effect if another setting has a value, whatever the
-architecture: name, other name, and value of the other."""
+"""Settings that a model does not read if another setting has a certain value: name of
+the setting, name of the other, value of the other. Not all architectures have them."""
 
 
 def refuse_contradictions(

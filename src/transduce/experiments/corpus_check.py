@@ -120,8 +120,8 @@ class EpochReport:
 
     @property
     def proposal(self) -> str:
-        """Name of the fitting preset, and the setting that makes it fit; "" without
-        one."""
+        """Name of the fitting preset, with the setting that makes it fit, or an empty
+        string."""
         if self.fitting_preset is None:
             return ""
         steps = self.fitting_steps

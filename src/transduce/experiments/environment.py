@@ -1,9 +1,9 @@
-"""Starts of a training run in its log: hardware, software and micro-batches.
+"""Records of a training run's starts: hardware, software and micro-batches.
 
-They determine the weights bit for bit: other numbers of threads or processes sum in
-another order, other versions and processors use other kernels, and dropout and rounding
-depend on how batches are split. A resumed run has the micro-batches of its last start,
-if they fit, and warns of what has changed.
+All of these determine the weights bit for bit: other numbers of threads or processes
+sum in another order, other versions and processors use other kernels, and dropout and
+rounding depend on how batches are split. A resumed run has the micro-batches of its
+last start, if they fit, and warns of what has changed.
 """
 
 from collections.abc import Callable, Mapping

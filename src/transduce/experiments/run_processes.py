@@ -170,9 +170,9 @@ class PresetRun:
         return tuple(f"{name}={_in_toml(value)}" for name, value in changed.items())
 
     def next_options(self, files: CorpusFiles, precision: Precision) -> list[str]:
-        """Options of the command that continues the run, which is not done.
+        """Options of the command that starts or continues the training.
 
-        This one trains; a run that does more overrides the method.
+        Runs that also translate override this method.
         """
         out = ["train", "--out", str(self.path), "--precision", precision]
         if self.has_begun:
@@ -238,7 +238,8 @@ class Experiment:
     files: CorpusFiles
     device: str = "auto"
     precision: Precision = "fp32"
-    """Precision of all runs; "auto" could give wide and narrow ones different ones."""
+    """Precision of all runs. "auto" could choose another one for wide models than for
+    narrow ones."""
 
     def next_command(self, run: Run) -> list[str] | None:
         """Command that continues a run; None if the run is done."""
@@ -252,7 +253,8 @@ class Experiment:
     ) -> None:
         """Record the settings of all runs; `ConfigError` if the folder has other ones.
 
-        `name` is that of the record, `others` are settings beside those of the base.
+        `name` is the file name of the record. `others` are settings of the experiment
+        that `base` does not have.
         """
         path = self.folder / name
         record = {

@@ -1,9 +1,9 @@
 """Training of a run: its trainer, its checkpoints and its final model.
 
 `new_trainer` makes the trainer, with batches, augmentation and losses by the run's
-settings. `RunCheckpoints` has the checkpoints from which the run continues, and those
-that make its final model: the average of the last ones (section 6.1), unless
-`FinalModelChoice` finds the best one better.
+settings. `RunCheckpoints` keeps the checkpoints from which the run continues and from
+which its final model is made. That model is the average of the last ones (section 6.1),
+unless `FinalModelChoice` finds the best one better.
 """
 
 from collections.abc import Callable, Iterator, Sequence

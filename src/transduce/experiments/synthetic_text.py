@@ -326,8 +326,8 @@ def translate_text(
 ) -> None:
     """Append the translations of all lines that are missing in a file.
 
-    `on_progress` is called with the number of lines that the file has, before the first
-    translation and after each, and with `total`, the number of lines of the text.
+    `on_progress(done, total)` is called before the first translation and after each.
+    `done` is the number of lines in the file, `total` that of the lines of the text.
     """
     together = interdependent_lines(translator, with_scores=True)
     done = keep_whole_lines(path, together)

@@ -410,8 +410,8 @@ class SystemExperiment(Experiment):
         write_record(path, record)
 
 
-# The settings of a system are those of its preset, which another version may have.
-OLDER_PRESET = (
+# A system has the settings of its preset, which may differ in another version.
+OTHER_VERSION = (
     "give the same settings, continue with the version of transduce that began it"
 )
 
@@ -428,7 +428,7 @@ def _require_same(
         known = recorded["systems"].get(system, new)
         if not isinstance(known, dict):
             raise damaged_record(path)
-        require_same_settings(path.parent, system, known, new, OLDER_PRESET)
+        require_same_settings(path.parent, system, known, new, OTHER_VERSION)
 
 
 def _require_same_tests(

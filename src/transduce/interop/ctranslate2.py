@@ -231,7 +231,7 @@ def _fill_attention(
 
 
 def _fill(spec: Any, weights: Mapping[str, Tensor], *names: str) -> None:
-    """Fill a map with the outputs of one map, without a copy, or of several."""
+    """Fill a map with one map, whose memory it shares, or with several, joined."""
     for part in ("weight", "bias"):
         first, *others = (weights[f"{name}.{part}"] for name in names)
         whole = torch.cat([first, *others]) if others else first

@@ -39,10 +39,12 @@ from transduce.text.vocabulary import BOS, EOS, PAD
 def weights_for_scaled_scores(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights for a library that always divides scores by sqrt(d_k).
 
-    If scores are unscaled, the maps of queries are multiplied by it.
+    The query maps of a model with unscaled scores are multiplied by sqrt(d_k).
     """
     config = checkpoint.transformer_config
-    scale = math.sqrt(config.d_k) if config.scores == "unscaled" else 1.0
+    if config.scores != "unscaled":
+        return dict(checkpoint.weights)
+    scale = math.sqrt(config.d_k)
     return {
         name: weight * scale if ".project_query." in name else weight
         for name, weight in checkpoint.weights.items()

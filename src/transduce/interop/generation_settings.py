@@ -139,8 +139,8 @@ def _lengths(content: Mapping[str, object], path: Path) -> dict[str, Any]:
 def _new_tokens(content: Mapping[str, object], path: Path) -> tuple[int, int | None]:
     """Return the library's limits of the tokens that follow the start.
 
-    The first is a minimum without the end token, the second a maximum with it, or None
-    if there is no limit or no token would be left, where the library does not generate.
+    The first is the minimum, without the end token. The second is the maximum, with it;
+    it is None without a limit, and for a limit that would leave no token.
     """
     fewest = max(_whole_or(content, "min_length", path, 0) - 1, 0)
     fewest = _whole_or(content, "min_new_tokens", path, fewest)

@@ -157,7 +157,8 @@ PARTS = {
     "feed_forward.outer": ("ffn_W2",),
     "after_feed_forward.norm": ("ffn_ffn_ln",),
 }
-"""Modules of a layer here, each with the arrays of Marian that it concatenates."""
+"""Modules of a layer here, each with Marian's names, without the layer's prefix, of the
+matrices that it concatenates, or of its norm."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 MAX_OPTIONS_BYTES = 1_000_000
@@ -710,7 +711,10 @@ def parts_of_stacks(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
 
 
 def _array(name: str, kind: str, ending: str = "") -> str:
-    """Return the name of the array of a weight or a bias, such as ffn_b1 of ffn_W1."""
+    """Return the name of a part's array.
+
+    That of a bias is such as ffn_b1 of ffn_W1, those of a norm its scale and its bias.
+    """
     if name.endswith("_ln"):
         return f"{name}_{'scale' if kind == 'weight' else 'bias'}{ending}"
     return name if kind == "weight" else name.replace("_W", "_b")

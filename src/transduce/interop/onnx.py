@@ -256,7 +256,7 @@ def _write_encoder(model: Transformer, path: Path) -> None:
 def _write_step(model: Transformer, path: Path) -> None:
     config, batch = model.config, {0: Dim.DYNAMIC}
     num_layers = config.num_decoder_layers
-    grown = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
+    of_any_length = {0: Dim.DYNAMIC, 2: Dim.DYNAMIC}
     widths = [config.d_k, config.d_v] * num_layers
     memory = [torch.zeros(2, config.num_heads, 3, width) for width in widths]
     graph: nn.Module
@@ -272,7 +272,7 @@ def _write_step(model: Transformer, path: Path) -> None:
         graph = StepGraph(model)
         names = _names("", model)
         states = ([torch.zeros(2, config.num_heads, 4, width) for width in widths],)
-        shapes = ([grown] * len(widths),)
+        shapes = ([of_any_length] * len(widths),)
     mask = torch.ones(2, 3, dtype=torch.bool)
     _write(
         graph,
@@ -283,7 +283,7 @@ def _write_step(model: Transformer, path: Path) -> None:
         dynamic_shapes=(
             batch,
             {0: Dim.DYNAMIC, 1: Dim.DYNAMIC},
-            [grown] * len(widths),
+            [of_any_length] * len(widths),
             *shapes,
         ),
     )

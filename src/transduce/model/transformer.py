@@ -167,8 +167,8 @@ class Transformer(nn.Module):
     def cross_attention_taps(self) -> list[nn.Module]:
         """Modules that the weights of cross-attention pass through, one a layer.
 
-        In `step`, too, the weights are those of whole targets: [sentences * group,
-        heads, target, source].
+        `step` computes all positions anew, so its weights also have a row for each
+        target position: [sentences * group, heads, target, source].
         """
         return [layer.cross_attention.weights_tap for layer in self.decoder_layers]
 

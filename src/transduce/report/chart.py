@@ -117,9 +117,10 @@ def _part_of_a_page(svg: str, name: str, title: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Text that Matplotlib draws as it is, which reads formulas between dollar signs.
+    """Return text so that Matplotlib draws it as it is.
 
-    Characters that XML lacks are replaced.
+    Dollar signs, between which Matplotlib reads formulas, are escaped, and characters
+    that XML lacks are replaced.
     """
     return xml_text(text).replace("$", r"\$")
 

@@ -164,7 +164,8 @@ def _escaped(text: str) -> str:
 
 
 NARROW_POINTS = 520
-"""Largest width of a picture that is shown in a column of text, of 480 points."""
+"""Largest width in points of a picture that stays in the column of text, which is 480
+points wide."""
 POLICY = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'"

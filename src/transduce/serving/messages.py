@@ -497,12 +497,11 @@ def _read(
 
 
 def _text(
-    content: bytes, content_type: str, unicode: str, *, is_wide: bool = False
+    content: bytes, content_type: str, unicode_codec: str, *, is_wide: bool = False
 ) -> str:
-    """Decode JSON or a part of a form from a form of Unicode, or else from the charset
-    that its type names.
+    """Decode JSON or a part of a form by a codec, or else by the charset of its type.
 
-    A named charset whose characters have several bytes each counts if `is_wide`.
+    With `is_wide`, a named UTF-16 or UTF-32 takes the place of `unicode_codec`.
     """
     codec = _codec(content_type) or ""
     if (is_wide and codec.startswith(WIDE)) or (
@@ -510,7 +509,7 @@ def _text(
     ):
         return content.decode(codec).removeprefix(MARK)
     try:
-        return content.decode(unicode)
+        return content.decode(unicode_codec)
     except UnicodeDecodeError:
         return content.decode(_required_codec(content_type))
 

@@ -380,8 +380,10 @@ class RequestQueue:
         )
         with self._changed:
             self._require_open()
-            waiting = [e for e in self._requests if isinstance(e, _Slices) and e.is_new]
-            if is_new and len(waiting) >= MAX_SLICED:
+            num_waiting = sum(
+                isinstance(each, _Slices) and each.is_new for each in self._requests
+            )
+            if is_new and num_waiting >= MAX_SLICED:
                 raise BusyError(
                     f"At most {MAX_SLICED} other requests may wait, and the queue is "
                     "full; try again later."

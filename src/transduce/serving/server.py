@@ -475,7 +475,7 @@ async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
 
 
 DOCUMENTATION_POLICY = f"{POLICY}; connect-src 'self'; form-action 'none'"
-"""Content security policy of the page: it may connect to this server only."""
+"""Content security policy of the documentation: it may connect to this server only."""
 LIBRETRANSLATE = (
     "LibreTranslate clients work unchanged. A body is JSON, a form or form data; null "
     "and empty fields count as missing. A language is a BCP 47 tag in any case; if no "
@@ -487,7 +487,7 @@ Schema = Mapping[str, Any]
 
 
 def documentation(openapi: Schema, models: Sequence[ServedModel]) -> str:
-    """Write the page: each path with its request and answer, then all schemas."""
+    """Write the documentation's page: paths with requests and answers, then schemas."""
     bodies = examples(models)
     introduction = Section(
         title="For programs",

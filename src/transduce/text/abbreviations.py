@@ -24,8 +24,8 @@ class Abbreviations:
     """Abbreviations that may be a sentence's last word, such as "etc.". A word that is
     also in `never` ends a sentence only before a word of `starters`."""
     words: frozenset[str] = frozenset()
-    """Words that are no abbreviations in small letters, although other languages have
-    such ones."""
+    """Words that are no abbreviations in lower case, although English ones are spelled
+    alike, such as Vietnamese "no"."""
     starters: frozenset[str] = frozenset()
     """Function words that are capitalised only at the beginning of a sentence."""
     months: frozenset[str] = frozenset()

@@ -251,7 +251,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def stream_lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
-    """Yield the lines of a stream, which `readline` reads up to a number of bytes."""
+    """Yield the lines of a stream; `readline` takes a maximum of bytes, as a file's."""
     limit = MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n")
     read = partial(readline, limit)
     for number, part in enumerate(iter(read, b""), start=1):

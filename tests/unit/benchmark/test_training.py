@@ -9,7 +9,6 @@ from transduce.benchmark import training as training_speed
 from transduce.benchmark.measurement import Turn, within_quota
 from transduce.benchmark.training import (
     MARIAN,
-    OUR_ENVIRONMENT,
     OURS,
     TORCH,
     WARM_UP_ROUNDS,
@@ -119,7 +118,7 @@ def test_peers_train_with_openmps_own_settings(monkeypatch, task, shortens):
     measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
     default = {"GOMP_SPINCOUNT": "300000"} if shortens else {}
     assert KnownWorker.environments == {
-        YARDSTICK: {}, OURS: OUR_ENVIRONMENT, MARIAN: default, TORCH: default
+        YARDSTICK: {}, OURS: {"MALLOC_ARENA_MAX": "1"}, MARIAN: default, TORCH: default
     }  # fmt: skip
 
 

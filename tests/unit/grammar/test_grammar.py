@@ -728,9 +728,9 @@ Counts = dict[tuple[Value, ...], int]
 
 
 def count(book: RuleBook, call: tuple[str, Sequence[Value]], counts: Counts) -> int:
-    """Number of derivations of a phrase without pronouns, up to about a billion.
+    """Number of derivations of a phrase; counting ends above a billion.
 
-    Pronouns do not count, as they depend on the text before them.
+    Rules with pronouns do not count, as pronouns depend on the text before them.
     """
     symbol, arguments = call
     key = (symbol, *arguments)

@@ -261,9 +261,12 @@ def test_another_choice_is_asked_for_again_as_often_as_the_first(
     soon = "window.setTimeout = (call, ms) => wait(call, Math.min(ms, 50))"
     answered.evaluate(f"() => {{ const wait = window.setTimeout; {soon}; }}")
     answered.fill("#source", "one two")
+    pause = 200  # milliseconds, four times as long as until another request
     until(answered, lambda: len(asked) == 4)
+    answered.wait_for_timeout(pause)
     answered.select_option("#model", "de-en")
     until(answered, lambda: len(asked) == 8)
+    answered.wait_for_timeout(pause)
     assert asked == ["en-de"] * 4 + ["de-en"] * 4
 
 
