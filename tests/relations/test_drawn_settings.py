@@ -287,4 +287,6 @@ def test_a_fused_model_has_the_loss_and_gradients_of_the_formula_in_fp64(
     found, formula = gradients(fused, loss), gradients(exact, expected)
     largest = max(float(each.abs().max()) for each in formula.values())
     for name, each in formula.items():
-        assert float((found[name] - each).abs().max()) < 1e-4 * largest, name
+        # Rounding is relative to a weight's own gradient, or to what cancels out in it.
+        tolerance = 1e-3 * float(each.abs().max()) + 1e-6 * largest
+        assert float((found[name] - each).abs().max()) <= tolerance, name
