@@ -2,7 +2,7 @@
 
 `NativeModel` encodes sources and decodes step by step (`NativeDecoder`). `NativeSearch`
 is the search of `beam_search.py` in C; with a `NativeDecoder` it can take many steps in
-one call. `backend.start_search` chooses between both.
+one call. `backend.start_search` chooses between the two searches.
 
 `PackedLinear` is one linear map of the library, which PyTorch's decoder uses on a CPU
 (`torch_model`).
@@ -358,7 +358,8 @@ AMX_STEP_OVERHEAD = 16
 """Fixed cost of a step with AMX, where reading the weights takes a larger share of the
 time."""
 MAX_ROWS = 1_024
-"""Rows that the steps of one call process; a search can be stopped between calls."""
+"""Maximum number of rows in the steps of one call; a search can be stopped between
+calls."""
 MAX_SCORED = 256
 """Targets scored at once: their logits take 38 MB for 37,000 tokens."""
 
@@ -446,7 +447,7 @@ class NativeModel:
     ) -> list[Float32[np.ndarray, "layers target source"]]:
         """Return each layer's weights at the steps that predict the target tokens.
 
-        Sources are with end tokens. The weights are the mean over a layer's heads.
+        Sources include their end tokens. The weights are the mean over a layer's heads.
         """
         num_layers = self.config.num_decoder_layers
         maps = [

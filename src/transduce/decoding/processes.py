@@ -43,11 +43,11 @@ Searcher = TypeVar("Searcher")
 Input = TypeVar("Input")
 
 MIN_SHARE = 8
-"""Sentences below which another process does not pay."""
+"""Minimum number of sentences of a process; with fewer, another one saves no time."""
 LATE_FRACTION = 0.2
-"""Part of a large task that waits for the processes that are done first."""
+"""Fraction of a large task that is kept for the processes that finish first."""
 MAX_LATE_SHARES = 4
-"""Largest number of shares, for each process, into which that part is cut."""
+"""Maximum number of shares, for each process, into which that fraction is cut."""
 
 
 class StepRows(NamedTuple):
@@ -144,7 +144,7 @@ def mixed_shares(steps: Sequence[int], rows: StepRows, number: int) -> list[list
     """Return shares of long and short sentences, from the steps of each.
 
     This suits many sentences: the shares stay balanced if all long sentences take
-    longer than estimated. Each next longest sentence goes to the cheapest share.
+    longer than estimated. Each sentence, longest first, goes to the cheapest share.
     """
     shares: list[list[int]] = [[] for _ in range(number)]
     costs = [(0, i) for i in range(number)]
@@ -512,7 +512,7 @@ def _ready(
 
 
 class _Worker:
-    """A fork of this process that searches for what it is sent."""
+    """A fork of this process that searches for the sentences that it receives."""
 
     def __init__(self, searcher: object) -> None:
         """Fork; raise `OSError` if the system allows no further process or file."""
@@ -563,8 +563,8 @@ class _Worker:
 def _has_ended(pid: int) -> bool | None:
     """Return whether a child of this process has ended; None if it is no child of it.
 
-    It no longer is one if the program has waited for it, or ignores SIGCHLD, so that
-    Linux has.
+    A process is no longer a child once the program has waited for it. If the program
+    ignores SIGCHLD, Linux has done so.
     """
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -575,7 +575,8 @@ def _has_ended(pid: int) -> bool | None:
 
 def _end(parent: int, pid: int, connection: Connection) -> None:
     connection.close()
-    # Otherwise it is a child of another process, or its number may be another's by now.
+    # Otherwise the worker is a child of another process, or another process may have
+    # its number by now.
     if os.getpid() == parent and _has_ended(pid) is not None:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)  # a worker has no state to save
@@ -611,7 +612,7 @@ def _run_worker(searcher: object, connection: Connection, parent: int) -> NoRetu
 
 
 def _close_files(kept: int) -> None:
-    """Close inherited files, so that what the first process closes is closed.
+    """Close inherited files; a file that the first process closes must not stay open.
 
     Only open ones are closed, since the limit may be a billion, as in containers, and
     not every system closes a range of files at once.
@@ -627,7 +628,7 @@ def _close_files(kept: int) -> None:
         return
     for descriptor in inherited:
         if descriptor >= FIRST_FILE and descriptor != kept:
-            with suppress(OSError):  # that of the list, which is closed by now
+            with suppress(OSError):  # the file of the list itself is closed by now
                 os.close(descriptor)
 
 

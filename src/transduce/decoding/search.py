@@ -56,8 +56,8 @@ class Sentence:
 class Decoder(Protocol):
     """A decoder that has read sources and reads target tokens step by step.
 
-    Groups have one hypothesis each at the start, and after each call of `reorder` as
-    many as that gave them.
+    Each group has one hypothesis at the start, and later as many as the last call of
+    `reorder` has kept.
     """
 
     def step(
@@ -157,7 +157,7 @@ class MultiStepDecoder(Decoder, Protocol):
     def take_steps(
         self, last_ids: Int64[np.ndarray, "sentences group"], search: Any, max_live: int
     ) -> Int64[np.ndarray, "kept group"] | None:
-        """Take steps until at most `max_live` sentences are live, or some number.
+        """Take some steps, and none once at most `max_live` sentences are live.
 
         Returns the last tokens of the remaining hypotheses. Returns None, and changes
         nothing, if it cannot take steps with such a search.
@@ -346,7 +346,7 @@ def with_shortlists(
 class MaskedDecoder:
     """A decoder whose logits are minus infinity except for each sentence's shortlist.
 
-    It takes the place of a `ShortlistDecoder`.
+    It wraps a decoder that is no `ShortlistDecoder`.
     """
 
     def __init__(

@@ -3,9 +3,9 @@
 Lines are read ahead in windows (`Pace`), whose parts are searched for together
 (`start_translating`, `start_sampling`).
 
-A model whose vocabulary is of words generates <unk> for all others. Each is replaced
-after the search (Luong et al., 2015) by the dictionary's translation of the source word
-that the decoder attends to most there, or by this source word itself.
+A model with a vocabulary of words generates <unk> for any other word. After the search,
+each <unk> is replaced (Luong et al., 2015) by the dictionary's translation of the
+source word that the decoder attends to most there, or by this source word itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,17 +44,18 @@ from transduce.text.tokenizer import (
 from transduce.text.vocabulary import BOS, EOS, PAD, UNKNOWN_IDS, is_tag
 
 MAX_SOURCE_TOKENS = 250
-"""Tokens of a source above which it is translated in parts: few models were trained on
-longer ones."""
+"""Maximum number of tokens of a source that is translated whole: few models were
+trained on longer ones."""
 MAX_SOURCE_CHARACTERS = 600
-"""The same if tokens are characters, as many as the preset `bytenet-en-de` trains
-on."""
+"""The same limit if tokens are characters; the preset `bytenet-en-de` trains on as
+many."""
 
 
 def max_source_tokens(tokenizer: Tokenizer, num_positions: int | None = None) -> int:
-    """Return the number of tokens above which a source is translated in parts.
+    """Return the maximum number of tokens of a source that is translated whole.
 
-    A model with `num_positions` learned positions has one for each token and the end.
+    A model with `num_positions` learned positions needs one for each token and one for
+    the end token.
     """
     longest = MAX_SOURCE_TOKENS
     if isinstance(tokenizer, SubwordTokenizer) and tokenizer.is_of_characters:
@@ -136,7 +137,8 @@ class Part(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Number of tokens of source or prefix, the larger one, the end included."""
+        """Number of tokens of the longer one of source and prefix, with the end
+        token."""
         return max(len(self.source), len(self.prefix)) + 1
 
 
@@ -272,7 +274,7 @@ def start_translating(
 def with_available_shortlist(
     config: SearchConfig, shortlist: Shortlist | None
 ) -> SearchConfig:
-    """Return the config; if a model has no shortlist, without it and with a warning."""
+    """Return the config; without a shortlist, and with a warning, if there is none."""
     if not config.shortlist or shortlist is not None:
         return config
     warn_caller(
@@ -411,7 +413,8 @@ def detokenize(
 ) -> Translation:
     """Return hypotheses as text; raise `CheckpointError` if the model outputs NaN.
 
-    `texts` are the texts with unknown words replaced. None: the texts of the tokens.
+    `texts` are the texts with unknown words replaced. By default each text is decoded
+    from its tokens.
     """
     require_numbers([each.log_probability for each in hypotheses])
     if texts is None:
@@ -470,7 +473,8 @@ def join_lines(
 def join_parts(
     parts: Sequence[Part], translations: Sequence[Translation]
 ) -> Translation:
-    """Join the translations of a line's parts; of several, only the best are used."""
+    """Join the best translations of a line's parts; a single part keeps all of its
+    hypotheses."""
     if len(translations) == 1:
         return translations[0]
     best = [each.hypotheses[0] for each in translations if each.hypotheses]

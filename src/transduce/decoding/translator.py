@@ -125,10 +125,10 @@ class Translator:
         translator = transduce.load("runs/en-de/averaged")
         translator.translate("A man sleeps.").text
 
-    Several threads may use one translator at the same time. A pickled one has the paths
-    of its model folders and all attributes, but no weights: another process loads the
-    same weights again, and raises `CheckpointError` if they have changed, or
-    `VersionError` in another version of transduce. A copy shares the weights.
+    Several threads may use one translator at the same time. A copy shares the weights.
+    A pickled translator holds the paths of its model folders and all attributes, but no
+    weights: the process that unpickles it loads them again. It raises `CheckpointError`
+    if the weights have changed, and `VersionError` in another version of transduce.
 
     As a context manager, a translator ends its processes at the end of the block:
 
@@ -227,7 +227,7 @@ class Translator:
     def __getstate__(self) -> dict[str, Any]:
         """Return all attributes but loaded weights and processes.
 
-        A model that is no folder but a `Checkpoint` is pickled with its weights.
+        A `Checkpoint`, which has no folder, is pickled with its weights.
         """
         kept = {
             name: each for name, each in vars(self).items() if name not in UNPICKLED
@@ -271,8 +271,8 @@ class Translator:
 
     @property
     def target_languages(self) -> list[str]:
-        """Languages among which `into` chooses, as BCP 47 tags where they are such;
-        empty for a model of one target language."""
+        """Target languages that `into` accepts, as BCP 47 tags where possible; empty if
+        the model has only one."""
         return languages_of(self.tokenizer.language_tags)
 
     def into(self, language: str) -> "Translator":
@@ -280,10 +280,10 @@ class Translator:
 
             transduce.load("opus-mt-en-roa").into("fr").translate("A man sleeps.")
 
-        It shares the weights with this one, and puts the language's tag (>>fr<<) before
-        each source that does not begin with such a tag. The language of a model with
-        only one may be named, too. Raises `RequestError`, which names the languages of
-        the model, if this is none of them.
+        The new translator shares the weights, and puts the language's tag (>>fr<<)
+        before each source that does not begin with such a tag. A model with only one
+        language accepts its name. Raises `RequestError`, which lists the model's
+        languages, for any other language.
         """
         _require_string("language", language)
         tags = self.tokenizer.language_tags
@@ -301,8 +301,8 @@ class Translator:
             transduce.load("runs/mixed").with_tag("law").translate("The court sits.")
 
         The model then translates as it learned from the corpora with this tag
-        (`tokenizer.corpus_tags` has all). It shares the weights with this one. Raises
-        `RequestError`, which names the tags of the model, if this is none of them.
+        (`tokenizer.corpus_tags` lists the tags). The new translator shares the weights.
+        Raises `RequestError`, which lists the model's tags, for any other tag.
         """
         _require_string("tag", tag)
         found = find_corpus_tag(tag, self.tokenizer.corpus_tags)
@@ -419,11 +419,11 @@ class Translator:
         length_penalty
             Alpha of the length penalty; 0 for none.
         min_length
-            Least number of tokens of a translation, without the end token.
+            Minimum number of tokens of a translation, without the end token.
         extra_length
-            Tokens that a translation may have beyond the number of its source's.
+            Maximum length of a translation minus that of its source, in tokens.
         max_length
-            Most tokens of a translation, the end token included.
+            Maximum number of tokens of a translation, with the end token.
         prefixes
             One text for each source, with which its translation must begin.
 
@@ -507,7 +507,7 @@ class Translator:
         """Return the target tokens of words or phrases, for `SearchConfig.bad_words`.
 
         Empty texts have none, and are left out. Raises `RequestError` for a word
-        outside a vocabulary of words, whose token is that of all unknown words.
+        outside a vocabulary of words: its token stands for all unknown words.
         """
         texts = listed(texts)
         found = self.tokenizer.encode_targets(texts)
@@ -535,9 +535,9 @@ class Translator:
     ) -> Translation | list[Translation]:
         """Draw translations at random, token by token.
 
-        Sources are those of `translate`. The hypotheses of each result are its
-        `config.number` samples, likeliest first; without a config one. Random numbers
-        depend only on `config.seed` and on the number of the source.
+        Sources are as in `translate`. Each result has `config.number` samples as its
+        hypotheses, likeliest first, and one without a config. Random numbers depend
+        only on `config.seed` and on the number of the source.
 
             config = transduce.SamplingConfig(number=3, temperature=0.8, seed=1)
             for each in translator.sample("A man sleeps.", config).hypotheses:
@@ -587,14 +587,14 @@ class Translator:
         """Return the log-probability of given translations.
 
         Two lists give one score for each pair, in order; two strings give one score. A
-        score has the natural logarithm of the probability, summed over all tokens and
-        the end token and not divided by the length, that of each token, the number of
-        tokens, and the perplexity per token. Under an ensemble, the probability of each
-        token is the mean over the models.
+        score has the log-probability (natural logarithm) of each token, their sum over
+        all tokens and the end token, the number of tokens, and the perplexity per
+        token. The sum is not divided by a length penalty. Under an ensemble, the
+        probability of each token is the mean over the models.
 
-        The log-probability of a translation is that of the search that found it, unless
-        the search chose other sub-words for the same text, cut it short, translated the
-        source in parts, or had a repetition penalty, a shortlist or another precision.
+        The sum equals that of the search that found the translation, unless the search
+        chose other sub-words for the same text, cut it short, translated the source in
+        parts, or had a repetition penalty, a shortlist or another precision.
 
             translator.score("A man sleeps.", "Ein Mann schläft.").perplexity
 
@@ -684,10 +684,9 @@ class Translator:
 
     def _prepared_source(self, source: str) -> str:
         """Return a source as the model reads it, with the tag of a target language."""
-        # Unlike the paper: the model reads no soft hyphens, zero-width spaces or marks
-        # of direction in a source, which show nothing but would cut words into rare
-        # pieces. Training text is read as it is. The paper does not mention them. On by
-        # default.
+        # Unlike the paper: soft hyphens, zero-width spaces and marks of direction are
+        # removed from a source. They are invisible, but cut words into rare pieces.
+        # Training text keeps them. The paper does not mention them. On by default.
         return tagged(without_invisible(source), self.language_tag, self.tokenizer)
 
     def close(self) -> None:
@@ -819,7 +818,7 @@ def require_translation(translator: Translator) -> None:
 
 
 def possible_search(translator: Translator, config: SearchConfig) -> SearchConfig:
-    """Return the config of a translation as far as a model can follow it.
+    """Check a search config against a model, and return the config to use.
 
     A shortlist that the model lacks is left out, with a warning. Raises `ConfigError`
     if bad words are outside the vocabulary, or leave no token.
@@ -866,8 +865,8 @@ def load(
     Parameters
     ----------
     path
-        A model folder, or a run folder, whose averaged model is loaded, else its best,
-        else its newest.
+        A model folder, or a run folder: its averaged model is loaded, or else its best
+        one, or else its newest one.
     *others
         More such folders. The models form an ensemble, which averages their
         probabilities; they must have the same tokenizer.
@@ -883,8 +882,8 @@ def load(
         core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     target_language
         Language to translate into, of a model with several (`Translator.into`). By
-        default the model's own, if it has one; a source without a tag is unlike any in
-        its training.
+        default the model's own, if it has one. Without a tag, a source is unlike all
+        that the model was trained on.
     tag
         Tag of a corpus before each source (`Translator.with_tag`).
 

@@ -256,10 +256,9 @@ def train(
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
-    memory, or if settings contradict each other or the corpus. If the user did not
-    choose the settings, it is also raised if they are for much larger corpora, or if
-    training would take more than a week; if the user chose a preset, but not its
-    length, if it would take more than two weeks.
+    memory, or if settings contradict each other or the corpus. Default settings also
+    raise it if they are for much larger corpora, or would train for more than a week; a
+    preset whose length the user did not choose, if it would train for more than two.
     """
     use_one_arena()  # before the threads that encode the corpus
     if start is not None:
