@@ -102,7 +102,7 @@ class SourceLines:
 
     lines: Iterator[str]
     windows: Windows
-    """Groups of lines: full ones of a file, or the lines of a stream that have come."""
+    """Groups of lines: full ones of a file, or what has arrived of a stream."""
 
 
 def source_lines(input: Path | None) -> SourceLines:

@@ -224,9 +224,10 @@ class Batcher:
         return end if stage.end is None else min(end, stage.end)
 
     def _num_updates(self, pairs: Integer[np.ndarray, " pairs"]) -> int:
-        """Return the number of updates for a part: by its tokens before any change.
+        """Return the number of updates for a part, from its tokens before any change.
 
-        It is at most half of the pairs, since so many are left if all are joined.
+        It is at most half the number of pairs: so many are left if augmentation joins
+        all of them two by two.
         """
         number = round(max(self._num_budgets(pairs)))
         return max(min(number, len(pairs) // 2), 1)
@@ -323,7 +324,7 @@ class Batcher:
     def _filled(
         self, batches: list[Integer[np.ndarray, " _"]]
     ) -> Float64[np.ndarray, " batches_and_one"]:
-        """Return how many updates the batches before each one fill, and all of them."""
+        """Return how many updates the first n batches fill, for each n from 0 on."""
         return np.cumsum([0.0, *(max(self._num_budgets(batch)) for batch in batches)])
 
     def _update(self, batches: list[Integer[np.ndarray, " _"]]) -> Update:

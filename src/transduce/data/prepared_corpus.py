@@ -579,7 +579,7 @@ def _write_dev(
         raise DataError(
             f"{label}: at least one pair must be left to validate on, but {counts}."
         )
-    # All of its text is translated, also pairs dropped from its loss.
+    # The whole text is translated, even the pairs that the dev loss leaves out.
     write_lines(folder / DEV_SOURCE, (pair.source for pair in pairs))
     write_lines(folder / DEV_TARGET, (pair.target for pair in pairs))
     return counts
@@ -698,8 +698,8 @@ def _corpora_of(
 def corpus_sizes(folder: Path, names: Sequence[str], num_pairs: int) -> tuple[int, ...]:
     """Return the number of training pairs of each corpus of a prepared mixture.
 
-    `num_pairs` is that of all. Raises `CheckpointError` if the record of the
-    preparation is damaged.
+    `num_pairs` is the sum that they must have. Raises `CheckpointError` if the record
+    of the preparation is damaged.
     """
     record = read_json(folder / PREPARATION)
     try:

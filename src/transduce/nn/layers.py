@@ -240,7 +240,7 @@ def layer_stack(
     - the feed-forward network: the inner and the outer map.
 
     Each weight is followed by its bias, which only the candidate lacks. Recurrent units
-    have no mask. Raises `ValueError` if a weight has another shape than it must have.
+    have no mask. Raises `ValueError` if a weight has a wrong shape.
     """
     states, memory_mask = (memory.states, memory.mask) if memory else (None, None)
     has_backward = torch.is_grad_enabled()  # within the function it never is

@@ -1,7 +1,7 @@
 """Operators of layers: linear maps, dropout, sums with a norm, recurrent units.
 
-Each is computed by the native library where that has it for the given tensors, and
-elsewhere in PyTorch. Attention and whole stacks are in `layers.py`, the loss in
+The native library computes an operator where it can read the given tensors, and PyTorch
+elsewhere. Attention and whole stacks are in `layers.py`, the loss in
 `cross_entropy.py`.
 """
 
@@ -322,9 +322,9 @@ _generator: ContextVar[torch.Generator | None] = ContextVar("_generator", defaul
 def own_generator(seed: int) -> Iterator[None]:
     """Draw dropout masks and noise on a CPU from a generator that no other thread uses.
 
-    They equal those that PyTorch's generator gives after `manual_seed(seed)`. All other
-    random numbers, such as those of dropout within PyTorch's layers, still come from
-    PyTorch's generator.
+    Masks and noise equal those of PyTorch's generator after `manual_seed(seed)`. All
+    other random numbers, for example in the dropout of PyTorch's own layers, still come
+    from PyTorch's generator.
     """
     token = _generator.set(torch.Generator().manual_seed(seed))
     try:

@@ -89,8 +89,8 @@ class StepReport:
     flops: int
     """FLOPs of all updates up to this one."""
     seconds: float
-    """Seconds until its figures were read: from its start, or from the reading of the
-    previous update's figures if that was later."""
+    """Seconds until the update's figures were read, from its start or, if that was
+    later, from when the previous update's figures were read."""
     shares: Mapping[str, float] | None = None
     """Share of each corpus of a mixture in the pairs of this stage so far; None without
     a mixture."""
@@ -266,10 +266,10 @@ class Trainer:
     ) -> None:
         """Train to the last step.
 
-        `on_step` is called for each update in order; if training `runs_ahead`, when the
-        next one has started. `save` is called when a checkpoint is due, at the end and
-        before stopping; by default nothing is saved. `on_checkpoint` is called after it
-        unless training stops; it returns whether training ends early. Raises
+        Calls `on_step` for each update in order; if training `runs_ahead`, once the
+        next update has started. Calls `save` when a checkpoint is due, at the end and
+        before stopping; by default nothing is saved. Then calls `on_checkpoint`, unless
+        training stops: it returns whether training ends early. Raises
         `TrainingStoppedError` after a step at which `should_stop` returns true, and
         `DivergedError` if the loss diverges.
         """
@@ -305,7 +305,7 @@ class Trainer:
     def all_can_pack(self) -> bool:
         """Return whether all processes can compute sentences without padding.
 
-        Call it in all processes: each waits until all have told whether they can.
+        Call it in all processes: each waits for the answers of the others.
         """
         cannot = not self._batch_loss.can_pack
         # All must split updates alike.
