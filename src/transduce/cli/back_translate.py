@@ -75,7 +75,7 @@ def back_translate(
         Language to translate into, of a model with several target languages. By default
         the model's own.
     input
-        Text files, one sentence per line, plain or gzip. Every different line is
+        Text files, one sentence per line, plain or compressed. Every different line is
         translated once.
     out
         Folder of the pairs; new, or begun by the same command.

@@ -96,7 +96,7 @@ def check(
     Parameters
     ----------
     source
-        Text files, one sentence per line, plain or gzip.
+        Text files, one sentence per line, plain or compressed.
     target
         Their translations, line by line.
     dev_source

@@ -78,8 +78,8 @@ def distill(
     teachers
         Model or run folders; several form an ensemble, and must have one vocabulary.
     source
-        Text files in the source language, one sentence per line, plain or gzip. Every
-        different line is translated once.
+        Text files in the source language, one sentence per line, plain or compressed.
+        Every different line is translated once.
     out
         Folder of all results; new, or begun by the same command.
     reference

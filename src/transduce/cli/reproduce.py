@@ -353,7 +353,7 @@ def table3(
         Named corpus of `transduce data`, downloaded into the folder; alternatively,
         give files by --source, --target, --dev-source and --dev-target.
     source
-        Text files, one sentence per line, plain or gzip.
+        Text files, one sentence per line, plain or compressed.
     target
         Their translations, line by line.
     dev_source

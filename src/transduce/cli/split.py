@@ -40,7 +40,7 @@ def split(
     Parameters
     ----------
     source
-        Text files, one sentence per line, plain or gzip.
+        Text files, one sentence per line, plain or compressed.
     target
         Their translations, line by line.
     out

@@ -113,7 +113,7 @@ def train(
         Start from the newest checkpoint of the run that --from names, and continue its
         optimizer. By default the optimizer starts anew.
     source
-        Text files, one sentence per line, plain or gzip.
+        Text files, one sentence per line, plain or compressed.
     target
         Their translations, line by line.
     dev_source

@@ -7,7 +7,6 @@ written. Memory does not grow with the corpus; each pair takes 25 bytes of disk 
 time of the work, or up to 65 with all options.
 """
 
-import gzip
 import json
 import math
 import re
@@ -50,8 +49,8 @@ from transduce.processes import (
     signals_held,
 )
 from transduce.settings import require_between
+from transduce.text.compression import MAGIC_BYTES, compression_of
 from transduce.text.corpus import (
-    GZIP_MAGIC,
     MAX_LINE_BYTES,
     Line,
     aligned_lines,
@@ -194,8 +193,8 @@ def clean_corpus(
     Parameters
     ----------
     files
-        Text files, plain or gzip, one sentence per line. Sources of the dev text, one
-        of which may be standard input (`-`), are dropped from the corpus.
+        Text files, plain or compressed, one sentence per line. Sources of the dev text,
+        one of which may be standard input (`-`), are dropped from the corpus.
     out
         Folder of the kept pairs, under the names of the input files; of the dropped
         pairs (`dropped.jsonl`), the report (`report.json`), and scores (`scores.tsv`).
@@ -833,15 +832,13 @@ def _write(
 
 
 def _opened(stack: ExitStack, path: Path, folder: Path) -> BinaryIO:
-    """Open the output file of an input file, as gzip if the input is."""
+    """Open the output file of an input file, compressed as the input is."""
     file = stack.enter_context((folder / path.name).open("wb"))
     with path.open("rb") as given:
-        is_gzip = given.read(len(GZIP_MAGIC)) == GZIP_MAGIC
-    if not is_gzip:
+        compression = compression_of(given.read(MAGIC_BYTES), path)
+    if compression is None:
         return file
-    # Without name and time, so that the same text gives the same file.
-    zipped = gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0)
-    stack.enter_context(zipped)
+    zipped = stack.enter_context(compression.writer(file))
     return cast(BinaryIO, stack.enter_context(BufferedWriter(cast(Any, zipped))))
 
 

@@ -26,6 +26,7 @@ from transduce.errors import ConfigError, DataError, counted
 from transduce.files import path_of
 from transduce.metrics.scores import Tokenize
 from transduce.settings import convert_and_check, shown
+from transduce.text.compression import ENDINGS
 from transduce.text.corpus import (
     STANDARD_INPUT,
     SentencePair,
@@ -379,7 +380,7 @@ class EvaluationText:
     @classmethod
     def of(cls, source: Path, reference: Path) -> "EvaluationText":
         """Return a text named after its source file, without its language."""
-        name = source.name.removesuffix(".gz")
+        name = source.stem if source.suffix in ENDINGS else source.name
         return cls(
             name=name.rpartition(".")[0] or name, source=source, reference=reference
         )

@@ -58,7 +58,7 @@ def clean(
     Parameters
     ----------
     source
-        Text files, one sentence per line, plain or gzip.
+        Text files, one sentence per line, plain or compressed.
     target
         Their translations, line by line.
     out

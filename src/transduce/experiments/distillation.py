@@ -257,7 +257,7 @@ def distill(
     teachers
         A model or run folder, or several, whose probabilities are averaged.
     source
-        Text files in the source language, plain or gzip.
+        Text files in the source language, plain or compressed.
     out
         Folder of the result, new or begun by the same call.
     reference

@@ -138,7 +138,7 @@ class InputFigures:
 
 @dataclass(slots=True, kw_only=True)
 class InputText:
-    """Text files, plain or gzip, whose different lines are translated once each.
+    """Text files, plain or compressed, whose different lines are translated once each.
 
     Reading takes about 100 bytes of memory for each different line.
     """
@@ -608,7 +608,7 @@ def back_translate(
     model
         A model or run folder that translates from the target language.
     inputs
-        Text files in the target language, plain or gzip.
+        Text files in the target language, plain or compressed.
     out
         Folder of the result, new or begun by the same call.
     ensemble

@@ -73,6 +73,7 @@ from transduce.metrics.scores import (
     paper_bleu,
 )
 from transduce.model_folder import model_sum
+from transduce.text.compression import ENDINGS
 from transduce.text.corpus import read_pairs
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
@@ -142,13 +143,13 @@ REFERENCE, UNMATCHED = "base", "big"
 BYTES_A_TOKEN = 5
 """Approximate number of bytes of text for a sub-word."""
 COMPRESSION = 3
-"""Approximate ratio at which gzip compresses text."""
+"""Approximate ratio at which text is compressed."""
 
 
 def is_small_corpus(files: CorpusFiles) -> bool:
     """Whether the presets for tens of thousands of pairs fit, by the files' sizes."""
     size = sum(
-        path.stat().st_size * (COMPRESSION if path.suffix == ".gz" else 1)
+        path.stat().st_size * (COMPRESSION if path.suffix in ENDINGS else 1)
         for path in files.target
     )
     fitting = fitting_preset(size // BYTES_A_TOKEN, "translation")

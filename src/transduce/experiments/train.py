@@ -81,9 +81,9 @@ def train(
     Parameters
     ----------
     source, target
-        Line-aligned text files, plain or gzip. Leave them out for a mixture of corpora,
-        which the setting `corpora` lists, each with `name`, `source`, `target` and
-        `weight`.
+        Line-aligned text files, plain or compressed. Leave them out for a mixture
+        of corpora, which the setting `corpora` lists, each with `name`, `source`,
+        `target` and `weight`.
     out
         Folder of the run, new or empty. It must be given.
     preset

@@ -2,15 +2,13 @@
 
 A line ends at LF or CRLF and nowhere else, so that line counts agree with `wc -l`:
 U+2028, U+0085, form feed and a lone CR are characters of the line. Files are UTF-8,
-with or without a byte order mark, plain or gzip.
+with or without a byte order mark, plain or compressed by gzip, xz, bzip2 or zstd.
 """
 
-import gzip
 import os
 import re
 import stat
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,22 +21,13 @@ from threading import Thread
 from typing import Protocol, TypeVar, runtime_checkable
 
 from transduce.errors import DataError, RequestError, shortened
+from transduce.text.compression import DAMAGE, MAGIC_BYTES, compression_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 ESCAPE = b"\x1b"
 ISO_2022 = re.compile(rb"\x1b\$(?:[@AB]|[(-/][@-~])")
 """Pattern of the bytes by which text in ISO-2022-JP, -KR or -CN begins an alphabet of
 two bytes a character. These are ASCII, so they would count as UTF-8."""
-GZIP_MAGIC = b"\x1f\x8b"
-OTHER_FORMATS = {
-    "bzip2": re.compile(rb"BZh[1-9](?:1AY&SY|\x17rE8P\x90)"),
-    "xz": re.compile(rb"\xfd7zXZ\0"),
-    "zip": re.compile(rb"PK\x03\x04"),
-    "zstd": re.compile(rb"\x28\xb5\x2f\xfd"),
-}
-"""Beginnings of files in other formats of compression."""
-MAGIC_BYTES = 10
-"""Length of the longest of them."""
 STANDARD_INPUT = Path("-")
 """File name that stands for standard input."""
 MAX_LINE_BYTES = 1_000_000
@@ -102,21 +91,21 @@ def is_iso_2022(content: bytes) -> bool:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the raw lines of a plain or gzip file; `-` is standard input."""
+    """Yield the raw lines of a plain or compressed file; `-` is standard input."""
     is_standard = path == STANDARD_INPUT
     file = standard_input() if is_standard else None
     path = Path(name_of(path))
+    compression = None
     try:
         # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
-            beginning = file.peek(MAGIC_BYTES)
-            _require_no_archive(beginning, path)
-            is_gzip = beginning.startswith(GZIP_MAGIC)
-            stream = gzip.GzipFile(fileobj=file) if is_gzip else file
+            compression = compression_of(file.peek(MAGIC_BYTES), path)
+            stream = file if compression is None else compression.reader(file)
             yield from stream_lines(stream.readline, path)
-    except (gzip.BadGzipFile, EOFError, zlib.error):
+    except DAMAGE:
+        kind = "" if compression is None else f"{compression.name} "
         raise DataError(
-            f"{path}: the gzip file is damaged or cut short; fetch it again."
+            f"{path}: the {kind}file is damaged or cut short; fetch it again."
         ) from None
     except OSError as error:
         what = "" if is_standard else "the file "
@@ -126,16 +115,6 @@ def read_lines(path: Path) -> Iterator[Line]:
 def name_of(path: Path) -> str:
     """Return a file's name in messages: "standard input" for `-`."""
     return "standard input" if path == STANDARD_INPUT else str(path)
-
-
-def _require_no_archive(beginning: bytes, path: Path) -> None:
-    """Raise `DataError` if a file is compressed, but not by gzip."""
-    for name, magic in OTHER_FORMATS.items():
-        if magic.match(beginning):
-            raise DataError(
-                f"{path}: text must be plain or gzip, but this is {name}; decompress "
-                "it first."
-            )
 
 
 def standard_input(option: str = "") -> BufferedReader:

@@ -15,6 +15,7 @@ from unicodedata import category
 
 from transduce.errors import ConfigError
 from transduce.settings import convert_and_check
+from transduce.text.compression import ENDINGS
 
 NAMES = {
     "aa": "Afar", "ab": "Abkhazian", "ae": "Avestan", "af": "Afrikaans", "ak": "Akan",
@@ -259,7 +260,6 @@ TAG = re.compile(
     re.VERBOSE,
 )
 """Well-formed tags of RFC 5646 in lower case, without whole-tag private use."""
-COMPRESSED = {".gz", ".gzip", ".bz2", ".xz", ".zst"}
 KINDS = {".txt", ".text", ".tok", ".clean", ".detok", ".raw", ".norm", ".lc", ".tc"}
 """Endings that may follow the one that names a language."""
 WRITTEN_SMALL = {
@@ -386,7 +386,7 @@ def guess(path: str | Path) -> str | None:
     """Language named by a file's ending (train.en, train.pt-BR.gz), or None."""
     name = PurePath(path).name
     suffixes = [suffix.lower() for suffix in PurePath(name).suffixes]
-    while suffixes and suffixes[-1] in COMPRESSED | KINDS:
+    while suffixes and suffixes[-1] in ENDINGS | KINDS:
         name = name[: -len(suffixes.pop())]
     stem, dot, ending = name.rpartition(".")
     return _named(ending) if dot and stem else None

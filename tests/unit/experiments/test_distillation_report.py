@@ -60,7 +60,12 @@ def test_without_a_text_the_report_says_that_quality_is_not_measured() -> None:
 
 @pytest.mark.parametrize(
     ("source", "name"),
-    [("a/test.en", "test"), ("test.2017.en.gz", "test.2017"), ("test", "test")],
+    [
+        ("a/test.en", "test"),
+        ("test.2017.en.gz", "test.2017"),
+        ("test.en.xz", "test"),
+        ("test", "test"),
+    ],
 )
 def test_a_text_is_named_after_its_source(source: str, name: str) -> None:
     assert EvaluationText.of(Path(source), Path("other")).name == name

@@ -2,12 +2,14 @@
 
 import bz2
 import gzip
+import lzma
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from shutil import which
 from threading import Event
 
 import pytest
@@ -29,6 +31,11 @@ from transduce.text.corpus import (
     write_lines,
 )
 
+COMPRESSED = pytest.mark.parametrize(
+    "compress",
+    [gzip.compress, lzma.compress, bz2.compress],
+    ids=["gzip", "xz", "bzip2"],
+)
 NO_LINE_ENDS = ["\u2028", "\u2029", "\u0085", "\f", "\v", "\r", "\x1c", "\x1e"]
 
 
@@ -101,23 +108,76 @@ def test_a_byte_order_mark_is_text_after_the_first_line(file):
     assert texts(file("text", content)) == ["a", "\ufeffb"]
 
 
-def test_a_gzip_file_is_recognised_by_its_content_not_its_name(file):
-    path = file("text", gzip.compress("ä\r\nb\u2028c\n".encode()))
+@COMPRESSED
+def test_a_compressed_file_is_recognised_by_its_content_not_its_name(file, compress):
+    path = file("text", compress("ä\r\nb\u2028c\n".encode()))
     assert texts(path) == ["ä", "b\u2028c"]
 
 
-def test_a_plain_file_may_be_named_like_a_gzip_file(file):
-    assert texts(file("text.gz", b"a\n")) == ["a"]
+@pytest.mark.parametrize("ending", ["gz", "xz", "bz2", "zst"])
+def test_a_plain_file_may_be_named_like_a_compressed_one(file, ending):
+    assert texts(file(f"text.{ending}", b"a\n")) == ["a"]
 
 
-def test_a_gzip_file_may_begin_with_a_byte_order_mark(file):
-    path = file("text", gzip.compress(BYTE_ORDER_MARK + b"a\n"))
+@COMPRESSED
+def test_a_compressed_file_may_begin_with_a_byte_order_mark(file, compress):
+    assert texts(file("text", compress(BYTE_ORDER_MARK + b"a\n"))) == ["a"]
+
+
+@COMPRESSED
+def test_a_compressed_file_may_be_empty(file, compress):
+    assert texts(file("text", compress(b""))) == []
+
+
+@COMPRESSED
+def test_concatenated_compressed_files_are_one_file(file, compress):
+    parts = [b"a\nb", b"", b"c\n" * 100_000, b"d"]
+    path = file("text", b"".join(map(compress, parts)))
+    assert texts(path) == ["a", "bc", *["c"] * 99_999, "d"]
+
+
+@COMPRESSED
+def test_zeros_may_pad_a_compressed_file(file, compress):
+    path = file("text", compress(b"a\n") + bytes(100_000))
     assert texts(path) == ["a"]
 
 
-def test_concatenated_gzip_files_are_one_file(file):
-    path = file("text", gzip.compress(b"a\n") + gzip.compress(b"b\n"))
-    assert texts(path) == ["a", "b"]
+@COMPRESSED
+def test_a_large_compressed_file_is_read_whole(file, compress):
+    content = b"".join(b"%d\n" % (i * i) for i in range(200_000))
+    path = file("text", compress(content))
+    assert "\n".join(texts(path)) + "\n" == content.decode()
+
+
+def test_a_program_s_compressed_file_is_read(file):
+    for program in ("gzip", "xz", "bzip2"):
+        if which(program) is None:
+            continue
+        packed = subprocess.run(
+            [program, "-c"], input=b"a\nb\n", capture_output=True, check=True
+        ).stdout
+        assert texts(file("text", packed)) == ["a", "b"]
+
+
+def test_text_compressed_by_zstd_is_read_where_python_can(file):
+    zstd = pytest.importorskip("compression.zstd")
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    whole = zstd.compress(b"a\n" * 100_000)
+    assert texts(file("text", skipped + whole + zstd.compress(b"b"))) == [
+        *["a"] * 100_000,
+        "b",
+    ]
+    for damaged in (whole[:-3], whole + b"x", whole[:9] + b"\xff\xff" + whole[11:]):
+        with pytest.raises(DataError, match="the zstd file is damaged or cut short"):
+            texts(file("text", damaged))
+
+
+def test_text_compressed_by_zstd_is_refused_before_python_3_14(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "compression.zstd", None)
+    path = file("text.zst", bytes.fromhex("28b52ffd2001090000") + b"a")
+    said = rf"^{path}: .* by zstd needs Python 3\.14 .* is 3\.\d+; decompress it first"
+    with pytest.raises(DataError, match=said):
+        texts(path)
 
 
 def test_several_files_are_read_as_one_text(file):
@@ -125,7 +185,9 @@ def test_several_files_are_read_as_one_text(file):
     assert list(read_text(paths)) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+@pytest.mark.parametrize(
+    "compress", [bytes, gzip.compress, lzma.compress, bz2.compress]
+)
 def test_standard_input_is_read_like_a_file(file, monkeypatch, compress):
     content = compress(BYTE_ORDER_MARK + "a\r\nb\u2028c\n\nd".encode())
     with file("text", content).open("rb") as stream:
@@ -255,18 +317,23 @@ def test_a_nul_byte_is_reported_with_file_and_line(file):
 @pytest.mark.parametrize(
     ("content", "name"),
     [
-        (bz2.compress(b"a"), "bzip2"),
-        (bz2.compress(b"a", 1), "bzip2"),
-        (bz2.compress(b""), "bzip2"),
-        (b"\xfd7zXZ" + bytes(20), "xz"),
         (b"PK\x03\x04\x14\0\0\0\x08\0", "zip"),
-        (bytes.fromhex("28b52ffd2001090000") + b"a", "zstd"),
+        (b"7z\xbc\xaf\x27\x1c\0\x04", "7z"),
+        (b"Rar!\x1a\x07\x01\0", "rar"),
+        (b"\x1f\x9d\x90a\x14", "compress"),
+        (b"\x04\x22\x4d\x18\x64", "lz4"),
+        (b"LZIP\x01\x0c", "lzip"),
     ],
 )
 def test_a_file_of_another_compression_is_named_as_such(file, content, name):
     path = file("text", content)
-    with pytest.raises(DataError, match=f"^{path}: .* but this is {name}; decompress"):
+    with pytest.raises(DataError, match=f"^{path}: .* but this is {name}; unpack"):
         texts(path)
+
+
+@pytest.mark.parametrize("line", ["LZIP is a program", "BZh1", "PK", "7z", "Rar!"])
+def test_text_may_begin_like_a_compressed_file(file, line):
+    assert texts(file("text", line.encode())) == [line]
 
 
 def test_utf16_is_not_taken_for_text(file):
@@ -338,24 +405,27 @@ def test_a_file_without_read_permission_is_reported(file):
         texts(path)
 
 
-WHOLE = gzip.compress(bytes(range(10, 250)) * 20 + b"\n", mtime=0)
+CONTENT = bytes(range(10, 250)) * 20 + b"\n"
+DAMAGES = {
+    "no end": lambda whole: whole[:-4],
+    "half": lambda whole: whole[: len(whole) // 2],
+    "magic alone": lambda whole: whole[:10],
+    "payload": lambda whole: whole[:60] + bytes(20) + whole[80:],
+    "checksum": lambda whole: whole[:-8] + bytes(byte ^ 1 for byte in whole[-8:]),
+    "something after": lambda whole: whole + b"no stream",
+    "damaged second stream": lambda whole: whole + whole[:10] + b"\xff" * 50,
+    "cut second stream": lambda whole: whole + whole[:-4],
+}
 
 
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=list(DAMAGES))
 @pytest.mark.parametrize(
-    "content",
-    [
-        WHOLE[:-4],
-        WHOLE[: len(WHOLE) // 2],
-        WHOLE[:2],
-        WHOLE[:12] + b"\xff" * 20 + WHOLE[32:],
-        WHOLE[:-8] + bytes(byte ^ 1 for byte in WHOLE[-8:]),
-        WHOLE + b"no gzip",
-    ],
-    ids=["no end", "half", "magic alone", "payload", "checksum", "something after"],
+    ("name", "compress"),
+    [("gzip", gzip.compress), ("xz", lzma.compress), ("bzip2", bz2.compress)],
 )
-def test_a_damaged_gzip_file_is_reported(file, content):
-    path = file("text.gz", content)
-    with pytest.raises(DataError, match=f"^{path}: the gzip file is damaged or cut"):
+def test_a_damaged_compressed_file_is_reported(file, name, compress, damage):
+    path = file("text.gz", damage(compress(CONTENT)))
+    with pytest.raises(DataError, match=f"^{path}: the {name} file is damaged or cut"):
         list(read_lines(path))
 
 
