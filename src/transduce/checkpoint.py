@@ -70,7 +70,7 @@ INITIALIZERS = {nn.init.normal_, Tensor.normal_, nn.init.uniform_, Tensor.unifor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint(ModelDescription):
-    """A model as config, weights and tokenizer, with what is known of its origin."""
+    """A model as config, weights and tokenizer, with its origin if that is known."""
 
     weights: Mapping[str, Tensor]
 
@@ -186,7 +186,7 @@ def write_model(checkpoint: Checkpoint, folder: Path) -> None:
 def with_search_and_shortlist_of(checkpoint: Checkpoint, older: Path) -> Checkpoint:
     """Copy the tuned search and the shortlist of an older model of the same run.
 
-    There may be no older model. What is damaged is left out, with a warning.
+    There may be no older model. A damaged file is left out, with a warning.
     """
     if not older.is_dir():
         return checkpoint

@@ -177,7 +177,7 @@ class Hardware:
     def read_later(self, values: Tensor) -> Callable[[], list[float]]:
         """Begin to copy values to the CPU; return a function that waits for them.
 
-        It does not wait for what a GPU is given to do after this call.
+        The function does not wait for work that a GPU gets after this call.
         """
         if self.device.type != "cuda":
             return values.tolist
@@ -313,7 +313,7 @@ RECORDING = Lock()
 def recorded_graph(
     stream: torch.cuda.Stream, pool: Any = None, *, frees_cache: bool = False
 ) -> Iterator[torch.cuda.CUDAGraph]:
-    """Record what the block starts on the current GPU as a CUDA graph.
+    """Record the block's work on the current GPU as a CUDA graph.
 
     The graph is complete at the end of the block. Graphs with the same `pool`, which
     `CUDAGraph.pool` returns, share their memory; they need the same stream, which
@@ -349,7 +349,7 @@ def recorded_graph(
 
 
 def _end_recording(graph: torch.cuda.CUDAGraph, pool: Any) -> None:
-    """End a recording; if that fails, do the rest of what PyTorch does at the end.
+    """End a recording; if that fails, do the rest of PyTorch's work at the end.
 
     Otherwise PyTorch's allocator would count the recording as unfinished, and free no
     cached memory where memory is short. Before version 2.13, its generator of random

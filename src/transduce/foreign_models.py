@@ -43,7 +43,7 @@ DOWNLOAD = (
     "download one, such as by `hf download Helsinki-NLP/opus-mt-en-de --local-dir "
     "opus-mt-en-de`"
 )
-"""Where models to import come from, as this package trains none of them."""
+"""Origins of models to import; this package trains none of them."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 HUB_CACHE = re.compile(r"models--(.+?)--(.+)")
 LFS_POINTER = b"version https://git-lfs"
@@ -416,7 +416,8 @@ def require_hugging_face_files(folder: Path) -> None:
 
 
 def _without_weights(folder: Path) -> str:
-    """Return what a folder of Hugging Face has in place of its weights, and a remedy.
+    """Describe the files that a folder of Hugging Face has in place of its weights,
+    with a remedy.
 
     Pickles come first, as converting them needs no other framework.
     """

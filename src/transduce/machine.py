@@ -216,7 +216,7 @@ def memory_of_children() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Number of cores that this process may use, and what limits it."""
+    """Number of cores that this process may use, and the origin of this limit."""
 
     number: int
     """At least 1."""
@@ -232,7 +232,7 @@ def num_cores() -> int:
 def usable_cores(
     proc: Path = PROC, environment: Mapping[str, str] = os.environ
 ) -> Cores:
-    """Return the number of threads to compute with, and what limits it.
+    """Return the number of threads to compute with, and the origin of this limit.
 
     It is the smallest of the cores in the process's affinity, the CPU quotas of its
     control groups (of containers and cluster jobs), rounded up, and MKL_NUM_THREADS, or
@@ -508,9 +508,9 @@ def gomp_parallel() -> int | None:
 
     The native library computes on PyTorch's threads if it has the address, otherwise on
     threads of its own, which never wait for a late one. PyTorch's threads are better
-    only if they spin for long after each operator, and so occupy the cores anyway:
-    those of LLVM's OpenMP do, and those of GCC's OpenMP unless `spins_briefly`. Both
-    libraries have the function.
+    only if they spin for long after each operator, and so occupy the cores anyway.
+    Threads of LLVM's OpenMP spin for long, and threads of GCC's OpenMP unless
+    `spins_briefly`. Both libraries have the function.
     """
     if (library := _openmp()) is None:
         return None
@@ -539,7 +539,7 @@ def num_threads() -> int:
 
 
 def threads_limit() -> str | None:
-    """Return what limits `num_threads`: affinity, a CPU quota or a variable."""
+    """Return the limit of `num_threads`: affinity, a CPU quota or a variable."""
     cores = usable_cores()
     return cores.limit if cores.number == num_threads() else None
 
@@ -636,7 +636,7 @@ def leave_a_core() -> None:
 
 @cache
 def _default_threads() -> int:
-    """Return one thread per core, or what the environment sets."""
+    """Return one thread per core, or the number that the environment sets."""
     return min(filter(None, [usable_cores().number, num_physical_cores()]))
 
 

@@ -383,7 +383,7 @@ def survey_heads(
 
 
 def unit_of(translator: Translator) -> str:
-    """Return what a model's corpus consists of: `TREE` for a parser, else `PAIR`."""
+    """Return the unit of a model's corpus: `TREE` for a parser, else `PAIR`."""
     return PAIR if translator.symbols is None else TREE
 
 

@@ -59,7 +59,7 @@ class RivalConfig(ArchitectureConfig, Protocol):
 
     @property
     def dropout(self) -> float:
-        """Dropout rate; the architectures differ in what is dropped."""
+        """Dropout rate; each architecture drops elements at places of its own."""
         ...
 
     @property
@@ -243,7 +243,7 @@ class RecurrentConfig:
 
     @property
     def fed_width(self) -> int:
-        """Width of what the lowest decoder layer reads beside the embedding."""
+        """Width of the lowest decoder layer's input beside the embedding."""
         if self.attention_query == "previous":
             return self.memory_width
         if not self.input_feeding:

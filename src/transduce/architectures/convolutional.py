@@ -209,7 +209,7 @@ class Attention(nn.Module):
         embedded: Float[Tensor, "batch rows d_embedding"],
         memory: ConvolutionalMemory,
     ) -> Float[Tensor, "batch rows width"]:
-        """Return the sum of the block's states and what they attend to.
+        """Return the sum of the block's states and their contexts from attention.
 
         Rows are the positions of a target, or the hypotheses of a sentence.
         """

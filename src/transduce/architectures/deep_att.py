@@ -7,8 +7,8 @@ output h, so that a linear path leads from the embeddings to the top:
     h_t of layer k = LSTM_k(f_t, h of the step before)
 
 An f is as wide as the four gates of a layer. The encoder has two columns, which begin
-in opposite directions and change direction from layer to layer. The joined f and h of
-both top layers, projected to a quarter of their width, are what the decoder attends to.
+in opposite directions and change direction from layer to layer. The decoder attends to
+the joined f and h of both top layers, projected to a quarter of their width.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """The interface that all architectures share.
 
 Training, PyTorch decoding, scoring, averaging and checkpoints use a model only through
-`TransductionModel`. `CachedState` is what most decoders keep between steps, and
-`num_matrix_elements` counts the operations of several.
+`TransductionModel`. Most decoders keep a `CachedState` between steps, and several count
+their operations by `num_matrix_elements`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,8 +1,8 @@
 """Layer of a mixture of experts (Shazeer et al., 2017): gates, experts and losses.
 
-A layer holds many experts, small feed-forward networks, and gates that choose a few of
-them for each token: it has many parameters, of which a token uses few. Sections and
-equations are those of that paper.
+A layer holds many experts, which are small feed-forward networks, and gates that choose
+a few experts for each token. It has many parameters, but a token uses only a few.
+Sections and equations are those of that paper.
 
 In training the gates may depend on the batch (`batchwise`, appendix F) or on noise
 (`noisy-top-k`, section 2.1). In evaluation and decoding they depend on the token alone.
@@ -56,8 +56,8 @@ class GroupedRows:
 
     One batched product multiplies many groups, whose rows are padded to the same
     number. Groups are put into blocks by their number of rows, from one power of two to
-    the next. So a buffer has less than twice as many rows as needed however unequal the
-    groups are, and there are at most as many products as powers of two. Groups without
+    the next. However unequal the groups are, a buffer has less than twice as many rows
+    as needed, and there are at most as many products as powers of two. Groups without
     rows cost nothing, and no row is dropped. If all groups have the same number of
     rows, nothing is padded and no matrix is copied.
 
@@ -328,8 +328,8 @@ class BatchwiseGate(Gate):
     ) -> Bool[Tensor, "parents rows choices"]:
         """Mask of the m = k |X| / n largest rows of each choice (equation 18).
 
-        Among rows with equal gates, each choice begins at another row. So at first,
-        when all gates are equal, every row goes to `top_k` choices.
+        Among rows with equal gates, each choice begins at another row. Therefore every
+        row goes to `top_k` choices at first, when all gates are equal.
         """
         num_rows, num_choices = log_gates.shape[1:]
         count = max(round(self.top_k * num_rows / num_choices), 1)

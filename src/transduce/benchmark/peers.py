@@ -148,7 +148,7 @@ class LoadedSystem:
 
     translate: Translate
     get_ready: Callable[[list[str], Setting], None] = _nothing
-    """Does what a batch needs before it is translated; its time does not count."""
+    """Prepares a batch before its translation; the time does not count."""
     close: Callable[[], None] = _nothing
     """Ends its programs."""
 
@@ -165,7 +165,7 @@ CT2_MODULE, HF_MODULE = "ctranslate2", "transformers.models.marian.modeling_mari
 CT2_TYPES = (
     "float32", "int8", "bfloat16", "float16", "int8_bfloat16", "int8_float16",
 )  # fmt: skip
-"""Compute types of CTranslate2, of which a device supports some."""
+"""Compute types of CTranslate2; a device supports some of them."""
 NUM_PROVEN = 4
 """Sentences with which the exported model is compared with ours."""
 MARIAN_BATCH = 32
@@ -179,7 +179,7 @@ class System:
 
     library: str
     form: str
-    """Precision and what else distinguishes it from others of the library."""
+    """Precision, and other differences from other systems of the same library."""
     prepare: Prepare
     module: str
     """Module that is imported before the model is loaded."""
@@ -220,7 +220,7 @@ def ours(
         forced = setting.forced_length
         search = SearchConfig(
             beam_size=setting.beam_size,
-            # As in the peers.
+            # As the peers search.
             patience=1,
             penalty="power",
             length_penalty=LENGTH_PENALTY,
@@ -407,7 +407,7 @@ class _MarianWorkers:
                 for i, line in zip(places, lines, strict=True):
                     found[i] = ids_of(line)
 
-        # `list` raises what a worker raised.
+        # `list` raises the exception of a worker.
         list(self._threads.map(work, self._running, self._parts(sources, setting)))
         return found
 
@@ -474,7 +474,7 @@ def convert(
     device: torch.device,
 ) -> Peers:
     """Export the model to each peer; raise `RequestError` if none can have it."""
-    # All systems search alike; the model's own settings would reach some of them.
+    # All systems must search alike, but only some read the model's search settings.
     checkpoint = replace(checkpoint, search=None)
     save_model(checkpoint, folder / "ours")
     sample = fitting(sentences, ONE_GREEDY, checkpoint.tokenizer)

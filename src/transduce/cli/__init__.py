@@ -268,7 +268,7 @@ def _add(
 
 
 def _add_options(app: App, described_commands: Collection[str]) -> None:
-    """Add what stands among the options: help, version and completion."""
+    """Add help, version and completion, which the help lists among the options."""
     options = Group.create_ordered("Options")
     formatter = PlainHelp(print_help) if described_commands else PLAIN_HELP
     app.command(
@@ -549,7 +549,7 @@ def _mistake(error: CycloptsError) -> str:
 
 
 def _instead_of_option(name: str, error: CycloptsError) -> str:
-    """Return a sentence, after a space, about what an unknown option may mean."""
+    """Return a space and a sentence that guesses what an unknown option means."""
     options = _options(error)
     if {"--set", "--config"} <= options and (settings := _settings_named(name)):
         return (

@@ -61,7 +61,7 @@ CHECKSUMS = {
     "models": "other models",
     "shortlist": "another shortlist",
 }
-"""Values of an `Origin` that are checksums, and what another checksum means."""
+"""Values of an `Origin` that are checksums, with the meaning of another checksum."""
 PART, RECORD = ".part", ".part.record"
 STANDARD_INPUT_FILE = Path("/dev/stdin")
 """Name of the file that the shell opens as standard input, if it opens one."""
@@ -217,7 +217,7 @@ class _Part:
     def opened(
         cls, output: Path, origin: Origin, destination: "Destination", batch_items: int
     ) -> Iterator["_Part"]:
-        """Open the files; `origin` is what the first line of the record holds."""
+        """Open the files; the first line of the record holds the `origin`."""
         path, record = _beside(output, PART), _beside(output, RECORD)
         flags = os.O_RDWR | os.O_CREAT
         refusal, mode = _busy(path), mode_of_new(output)

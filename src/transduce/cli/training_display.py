@@ -411,7 +411,7 @@ class TensorBoardLog:
         self._writer.close()
 
     def _go_on_after(self, step: int) -> None:
-        # Hide what was written after this step before a crash.
+        # Hide figures of later steps, written before a crash.
         self._writer = self._new_writer(
             self._folder, purge_step=step + 1, flush_secs=FLUSH_SECONDS
         )

@@ -158,7 +158,7 @@ class CleanedFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleaningReport:
-    """Numbers of kept and dropped pairs, and what was learned from the corpus."""
+    """Numbers of kept and dropped pairs, and figures of the corpus."""
 
     total: int
     kept: int
@@ -794,7 +794,7 @@ def _write(
 ) -> CleaningReport:
     """Write the kept pairs, the dropped pairs and the scores."""
     kept = [0] * len(corpus.files)  # pairs by file
-    counts = [0] * len(NAMES)  # pairs by the code of what became of them
+    counts = [0] * len(NAMES)  # pairs by code: kept, or a rule that dropped them
     with ExitStack() as stack:
         outputs = [
             [_opened(stack, path, folder) for path in (pair.source, pair.target)]
@@ -843,7 +843,7 @@ def _opened(stack: ExitStack, path: Path, folder: Path) -> BinaryIO:
 
 
 class _ScoredRow(NamedTuple):
-    """Row of a pair with what it is ranked by, and its cross-entropies."""
+    """Row of a pair, the value that it is ranked by, and its cross-entropies."""
 
     row: int
     rank: float
@@ -873,7 +873,8 @@ class _ScoreWriter:
             self._file.write("file\tline\tkept\tscore\tforward\treverse\n")
 
     def write(self, row: int, source: Line, *, is_kept: bool) -> float | None:
-        """Write the score of a pair, if it has one; return what it is ranked by."""
+        """Write the score of a pair, if it has one; return the value it is ranked
+        by."""
         scored = self._next
         if scored is None or scored.row != row:
             return None
@@ -904,7 +905,7 @@ class _Details:
         )
 
     def of_dropped(self, row: int, pair: _ReadPair, rank: float | None) -> str:
-        """Explain the next dropped pair; `rank` is what its score is ranked by."""
+        """Explain the next dropped pair; `rank` is the value that it is ranked by."""
         rule = NAMES[pair.code]
         if rule in REPEATS:
             return f"repeats {self._corpus.place(int(self._corpus.first[row]))}"

@@ -84,12 +84,13 @@ def _units(letter: str) -> str:
 
 
 UNITS = re.compile(_units(LETTER))
-"""Pattern of what a loop repeats: a word, or a number or address with its marks."""
+"""Pattern of the unit that a loop repeats: a word, or a number or address with its
+marks."""
 UNSPACED_UNITS = re.compile(
     rf"[{UNSPACED_LETTERS}]|" + _units(rf"(?:(?![{UNSPACED_LETTERS}]){LETTER})")
 )
-"""Pattern of what a loop repeats in text of scripts without spaces, where each letter
-is a unit."""
+"""Pattern of the unit that a loop repeats in text of scripts without spaces, where each
+letter is a unit."""
 ASCII_WITHOUT_LETTERS = bytes(byte for byte in range(128) if not chr(byte).isalpha())
 """Bytes that are deleted from UTF-8 to find its letters, faster than by a pattern."""
 BELOW_UNSPACED = bytes(range(0xE0))
@@ -257,7 +258,7 @@ class SideText:
 
 
 Check = Callable[[SideText, SideText], str | None]
-"""Returns what is wrong with a pair, or None."""
+"""Function that returns the fault of a pair; None if it has none."""
 
 
 class Judgement(NamedTuple):

@@ -262,7 +262,7 @@ def _opened_to_extend(path: Path) -> Iterator[BinaryIO]:
 
 
 def _file_fault(file: RemoteFile, path: Path) -> str | None:
-    """Return what is wrong with a downloaded file, or None."""
+    """Return the fault of a downloaded file; None if it has none."""
     size = _size(path)
     if file.size_bytes is not None and size != file.size_bytes:
         return f"must be {file.size_bytes:,} bytes long, but is {size:,}"

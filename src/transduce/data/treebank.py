@@ -375,7 +375,7 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
 
 
 def before_number(path: Path, num_trees: int) -> str:
-    """Return what a message puts before the number of one of a file's trees.
+    """Return the words of a message before the number of one of a file's trees.
 
     The number is also that of its line if the file has as many lines as trees.
     """

@@ -78,8 +78,8 @@ class CudaGraphs:
     def _recorded(self, run: Run) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         pool = None if self._latest is None else self._latest.pool()
         if self._stream is None:
-            # Only graphs use this stream: what libraries allocate for it is in the
-            # graphs' memory and lives as long.
+            # Only graphs use this stream: memory that libraries allocate for it belongs
+            # to the graphs, and lives as long.
             self._stream = torch.cuda.Stream()
         # Cached memory is not freed before: that takes longer than many steps.
         with recorded_graph(self._stream, pool) as graph:

@@ -152,7 +152,7 @@ class CorpusReport:
     asked_vocab_size: int
     """Size by the setting `tokenizer.vocab_size`."""
     useless_corpora: tuple[str, ...] = ()
-    """Names of the corpora of a mixture of which no pair is kept."""
+    """Names of the corpora of a mixture that keep no pair."""
     missing_package: str | None = None
     """Message about a package that scores of dev text need; None if none is missing."""
 

@@ -195,11 +195,11 @@ class DistillationObserver(Protocol):
         return
 
     def selected(self, figures: InputFigures, pairs: Mapping[str, int]) -> None:
-        """Report the size of the input, and the pairs by what became of them."""
+        """Report the size of the input, and the numbers of kept and dropped pairs."""
         return
 
     def measuring(self, what: str) -> None:
-        """Report what is measured next, after the training."""
+        """Report the next measurement, after the training."""
         return
 
 

@@ -84,7 +84,7 @@ class DistillationReport:
     """Number of sentences whose translation is timed."""
     processor: str
     notes: tuple[str, ...]
-    """Sentences on what could not be measured."""
+    """Sentences on measurements that could not be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -289,7 +289,7 @@ CONVS2S = RunConfig(
         d_output=512,
         dropout=0.2,  # that of fairseq's instructions; the paper states none
     ),
-    # Those of fairseq's instructions; 48 sentences in the paper.
+    # Batch sizes of fairseq's instructions; the paper has 48 sentences.
     batching=BatchingConfig(source_tokens=4_000, target_tokens=4_000),
     training=TrainingConfig(
         steps=900_000,
@@ -588,7 +588,7 @@ PRESETS = {
     ),
     # For a student of a large model (`transduce distill`): the sizes of the students
     # "tiny11" of browsermt/students, with attention in the decoder, so that it can be
-    # exported to any library. As theirs, it has neither dropout nor smoothing, since
+    # exported to any library. Like theirs, it has neither dropout nor smoothing, since
     # text to translate is plentiful and the teacher's output is regular, and search is
     # greedy.
     "student-tiny": STUDENT,
@@ -616,7 +616,7 @@ PRESETS = {
     "parsing-semi": replace(
         PARSING,
         tokenizer=TokenizerConfig(kind="bpe", vocab_size=32_000),
-        # Those of the same code for such a corpus (`transformer_parsing_big`).
+        # As in the same code for such a corpus (`transformer_parsing_big`).
         model=replace(PARSING_MODEL, dropout=0.1),
         training=replace(PARSING.training, warmup_steps=4_000),
     ),

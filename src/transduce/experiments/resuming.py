@@ -1,4 +1,4 @@
-"""Limits of what may change when a run is resumed: its number of updates alone."""
+"""Changes of a run that is resumed: only its number of updates may change."""
 
 import math
 from collections.abc import Iterator

@@ -237,7 +237,7 @@ class RunCheckpoints:
     def __init__(
         self, run: LoadedRun, set_aside: Callable[[Path, CheckpointError], None]
     ) -> None:
-        """`set_aside` is called with each unusable checkpoint, and what is wrong."""
+        """Call `set_aside` with each unusable checkpoint and its error."""
         self._folder = run.folder
         self._config = run.config
         self._tokenizer = run.tokenizer
@@ -312,7 +312,7 @@ class RunCheckpoints:
     def _require_own_files(self, saved: Sequence[Path]) -> None:
         """Raise `CheckpointError` if the run's own files are those of another run.
 
-        No checkpoint would fit them, but the checkpoints are not what is wrong.
+        No checkpoint would fit such files, although the checkpoints are sound.
         """
         readable: list[ModelFolder] = []
         for path in saved:

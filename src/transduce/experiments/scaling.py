@@ -49,7 +49,7 @@ VARIANCE_DIGITS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreStatistics:
-    """Scores of random queries and keys, and the softmax of them.
+    """Scores of random queries and keys, and their softmax.
 
     Components of queries and keys are independent, with mean 0 and variance 1, as in
     footnote 4.

@@ -342,9 +342,10 @@ def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
 
 
 def changed_functions(start: StartModel, config: RunConfig) -> list[str]:
-    """Warnings about settings that change what the model computes from its weights.
+    """Warnings about settings that change the results of the weights, or have no
+    effect.
 
-    Also about those of initial weights, which have no effect.
+    Settings of initial weights have no effect.
     """
     messages = []
     for name, before, now in _differences(start, config):
@@ -481,7 +482,7 @@ def _share(side: EncodedSide, ids: Sequence[int]) -> float:
 
 
 def _unknown_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """Ids of what a tokenizer does not know, and a description of them."""
+    """Ids that stand for unknown text in a tokenizer, and an adjective for them."""
     if found := unknown_ids(tokenizer):
         return found, "unknown"
     first = len(SPECIAL_PIECES)

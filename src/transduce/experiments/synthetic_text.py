@@ -83,7 +83,7 @@ CHECKSUMS = {
     "translation.source": "source text",
     "student.dev": "dev text",
 }
-"""Recorded settings that are checksums, and what they are checksums of."""
+"""Recorded settings that are checksums, with words for the files."""
 BACK_TRANSLATED = "back-translated"
 """Name of the files of pairs, before their languages."""
 KEY_BYTES = 8
@@ -573,7 +573,7 @@ class BackTranslation:
     figures: InputFigures
     """Number of lines of the input."""
     pairs: Mapping[str, int]
-    """Number of pairs by what became of them: "kept", or the reason of dropping."""
+    """Number of pairs by outcome: "kept", or the reason of dropping."""
 
 
 def back_translate(
@@ -721,7 +721,7 @@ def _back_translate(
     source, target = synthetic_paths(folder, translator, text.paths)
 
     def discard(_step: str) -> None:
-        # The old pairs may be in other languages; the report of them goes last.
+        # The old pairs may be in other languages; their report is removed last.
         pairs = {*_reported_pairs(folder), source, target}
         for path in (*pairs, folder / TRANSLATIONS, folder / REPORT):
             path.unlink(missing_ok=True)

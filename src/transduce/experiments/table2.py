@@ -502,7 +502,7 @@ def _time(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedTable2:
-    """Results of all systems, with what they have in common."""
+    """Results of all systems, and their common settings."""
 
     processors: tuple[str, ...]
     """Processors or accelerators that trained the systems."""

@@ -107,9 +107,9 @@ def _beams(content: Mapping[str, object], path: Path) -> dict[str, Any]:
         "beam_size": _whole_or(content, "num_beams", path, 1, minimum=1),
         # A patience of 1 ends search where true does. With false, the library goes on
         # while its best unfinished hypothesis, at its present length, ranks above the
-        # worst finished one. No patience comes nearer to that, and false is what the
-        # export writes for it. A folder without the setting gets a patience of 1, which
-        # is faster, although the library's default is false.
+        # worst finished one. A search without patience is nearest to that, and the
+        # export writes false for it. A folder without the setting gets a patience of 1,
+        # which is faster, although the library's default is false.
         "patience": None if content.get("early_stopping") in (False, "never") else 1.0,
         "penalty": "power",
         "length_penalty": _number(content, "length_penalty", path, 1.0),
@@ -152,7 +152,7 @@ def _new_tokens(content: Mapping[str, object], path: Path) -> tuple[int, int | N
 def _inexact_lengths(
     content: Mapping[str, object], path: Path
 ) -> Iterator[tuple[str, str]]:
-    """Yield a limit that is not applied as in the library, with what differs."""
+    """Yield a limit that is not applied as in the library, and the difference."""
     fewest, most = _new_tokens(content, path)
     name = _given(content, "max")
     if most is None:
@@ -298,7 +298,7 @@ def _special_words(
     content: Mapping[str, object], ids: Sequence[int], path: Path
 ) -> Iterator[tuple[str, str]]:
     """Yield settings by which the library excludes special tokens, unlike this package,
-    with what differs."""
+    and the difference."""
     words, tokens = (_own_ids(each, ids) for each in _excluded(content, path))
     starts = {BOS, EOS} if ids[BOS] == ids[EOS] != -1 else {BOS}
     if any(len(word) > 1 and word[0] in starts for word in words):

@@ -123,8 +123,8 @@ EQUAL = {
 
 
 EXTRA_TOKENS = ("extra_special_tokens", "additional_special_tokens")
-"""Settings with further special tokens: what the library cuts out of a text, and leaves
-out of a translation. It reads the second, an older name, without the first."""
+"""Settings with further special tokens, which the library cuts out of a text and leaves
+out of a translation. It reads the second, an older name, only without the first."""
 DECODER_OF_ADDED, SPECIAL_TOKENS = "added_tokens_decoder", "special_tokens_map.json"
 """Setting of a tokenizer with its added tokens, and the place of older folders."""
 

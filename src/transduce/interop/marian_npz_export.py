@@ -83,7 +83,7 @@ def export(
 ) -> str:
     """Write the folder once it reads back as the same model.
 
-    Returns a sentence about what was compared. Raises `RequestError` if the format
+    Returns a sentence about the comparison. Raises `RequestError` if the format
     cannot hold the model, `ProofError` if it reads back as another.
     """
     tokenizer = _require_expressible(checkpoint)
@@ -290,7 +290,8 @@ def model_options(config: ModelConfig) -> dict[str, object]:
 
 
 def _own_options(checkpoint: Checkpoint) -> dict[str, object]:
-    """Return what Marian has no options for, so that it comes back from there."""
+    """Return the settings that Marian has no options for, so that an import restores
+    them."""
     config = checkpoint.transformer_config
     languages = {
         SOURCE_LANGUAGE: checkpoint.source_language,

@@ -197,7 +197,7 @@ def import_marian(
     *,
     overwrite: bool = False,
 ) -> str:
-    """Write a model folder, and return a sentence about what was compared.
+    """Write a model folder, and return a sentence about the comparison.
 
     The tokenizer is compared with SentencePiece on the sentences. Raises `RequestError`
     if the model cannot be imported, `CheckpointError` if it is damaged, `ProofError` if
@@ -713,7 +713,7 @@ def parts_of_stacks(config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
 def _array(name: str, kind: str, ending: str = "") -> str:
     """Return the name of a part's array.
 
-    That of a bias is such as ffn_b1 of ffn_W1, those of a norm its scale and its bias.
+    For example, the bias of ffn_W1 is ffn_b1. A norm has a scale and a bias.
     """
     if name.endswith("_ln"):
         return f"{name}_{'scale' if kind == 'weight' else 'bias'}{ending}"

@@ -1,6 +1,6 @@
 """Tokenizer files that other libraries read without this package.
 
-The files include what this package does in Python around its vocabulary. A learned
+The files include the steps of this package's Python around its vocabulary. A learned
 tokenizer becomes a `tokenizer.json` with normalization, byte fallback and joining of
 pieces; an imported SentencePiece tokenizer becomes the original files again. Hugging
 Face's library reads the files for a proof.

@@ -159,8 +159,8 @@ def _scores_of_systems(
 def _least_p(num_different: int) -> float:
     """Return the chance that all sentences that differ are swapped, or that none is.
 
-    Both are as extreme as what was observed. sacreBLEU counts only what is more
-    extreme, so a single sentence that differs would make a significant difference.
+    Both outcomes are as extreme as the observed one. sacreBLEU counts only more extreme
+    ones, so a single sentence that differs would make a significant difference.
     """
     return min(2.0 ** (1 - num_different), 1.0)
 

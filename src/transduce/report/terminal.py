@@ -126,7 +126,7 @@ def _column_widths(table: Table, available: int) -> list[int] | list[None]:
         limit -= 1
     least = [min(each, limit) for each in longest_words]
     slack = available - sum(least)
-    # Distribute the rest in proportion to what each column lacks.
+    # Distribute the rest in proportion to the width that each column lacks.
     wanted = [high - low for low, high in zip(least, most, strict=True)]
     return [
         low + slack * share // sum(wanted)

@@ -260,7 +260,7 @@ def http_server(app: FastAPI, config: ServerConfig | None = None) -> Server:
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
     settings = uvicorn.Config(
         app,
-        http=protocol,  # type: ignore[arg-type] # what makes one is as good as a class
+        http=protocol,  # type: ignore[arg-type] # a function can take a class's place
         ws="none",
         loop="asyncio",
         backlog=backlog,

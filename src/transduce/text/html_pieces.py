@@ -1,9 +1,9 @@
 """Pieces of an HTML document: its texts, and the tags around and within them.
 
 `turbohtml` parses as the HTML standard says, in time linear in the text, and records
-where each tag stood. The tree that it builds decides what the text between two tags is;
-the library's tokenizer cuts that text into pieces, words and tags. Everything that is
-not certainly text to translate is copied: scripts, styles, code, foreign content (SVG
+where each tag stood. Its tree decides the kind of the text between two tags; the
+library's tokenizer cuts that text into pieces, words and tags. Everything that is not
+certainly text to translate is copied: scripts, styles, code, foreign content (SVG
 and MathML, but for HTML within it), truncated tags.
 """
 

@@ -371,7 +371,7 @@ class _PieceCounter:
             self.count_added()
 
     def count_added(self) -> None:
-        """Count what was added since the last call."""
+        """Count the targets and links added since the last call."""
         self.targets += np.bincount(self._added_targets, minlength=self._vocab_size)
         new = np.array(self._added_links, dtype=np.int64)
         keys, places = np.unique(np.concatenate([self.keys, new]), return_inverse=True)

@@ -49,13 +49,13 @@ AFTER_STOP = "|".join((
     rf"{EMOJI}(?:\u200d{EMOJI})*",
     f"[{UNSEEN}]",
 ))  # fmt: skip
-"""Pattern of what may follow the end of a sentence and belongs to it: the number of a
-note, signs that end emphasis in plain text, an emoji, or what shows nothing."""
+"""Pattern of text that may follow the end of a sentence and belongs to it: the number
+of a note, signs that end emphasis in plain text, an emoji, or invisible characters."""
 EMPHASIS = re.compile(r"\*+|_+|~+")
 OPENS_EMPHASIS = re.compile(rf"[^\W_]|[\"'(\[«»‹›„“”‚‘’¿¡{UNSEEN}]")
-"""Pattern of what follows a sign that begins emphasis."""
+"""Pattern of the character after a sign that begins emphasis."""
 CODE_SIGN = re.compile(r"[\s*_~`/\\(\[{<|=+^&$#@:;,-]")
-"""Pattern of what stands before a stop that is itself a sign, as in *.* and .*."""
+"""Pattern of the character before a stop that is itself a sign, as in *.* and .*."""
 STOP = re.compile(
     rf"(?P<marks>\.(?:[ \u00a0\u202f]\.){{2,}}|{WORD_SPACES}|།+(?:[ \u00a0]།+)+"
     rf"|{STOPS}+)"

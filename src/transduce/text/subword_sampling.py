@@ -2,8 +2,8 @@
 
 A model that reads a word in several segmentations learns what its pieces have in
 common, and copes better with rare and misspelt words. Samplers replace the usual pieces
-of encoded sentences, word by word. What they draw depends on the random generators
-alone: their caches only save time.
+of encoded sentences, word by word. Their draws depend on the random generators alone;
+their caches only save time.
 """
 
 import json

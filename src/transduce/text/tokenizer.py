@@ -639,7 +639,7 @@ def _alphabet(counts: Counter[str], learned_size: int, is_unspaced: bool) -> lis
     """The space and the most frequent characters; ties go by code point.
 
     The library would break ties in the order of its hash table, differently each time.
-    The alphabet is at most a quarter of what is learned. Unspaced text has many
+    The alphabet is at most a quarter of the learned pieces. Unspaced text has many
     characters; there it grows up to a half, until hardly any is encoded as bytes.
     """
     by_frequency = _by_frequency(counts)

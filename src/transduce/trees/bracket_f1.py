@@ -148,7 +148,7 @@ def with_tags_of(gold: Tree, predicted: Tree) -> Tree:
 
 
 def compare(gold: Tree, predicted: Tree) -> SentenceCounts:
-    """Count what the trees of one sentence share."""
+    """Count the common brackets of the two trees of a sentence."""
     spoken = without_traces(gold).leaves
     length = len(spoken)
     expected, found = _compared(gold), _compared(predicted)

@@ -61,7 +61,7 @@ ALTERED = (
     (r"^(\d+)\.(?=\s)", r"\1 ."),
     (r"(?<![\w.])([A-Z][\w.]{0,40})(?<!\.)\.(?=\s*[({\[]|[)}\]](?!,))", r"\1 ."),
     (rf"(?<={STAND_IN})\.", " ."),
-    # What is a word by itself; between digits , and : are part of a number.
+    # Signs that are words by themselves; between digits , and : are part of a number.
     (r"[;@#?!]|(?<!\w)&|&(?!\w)|%(?!-\w)", r" \g<0> "),
     (r"(?<![^\W_])([A-Z]{0,3}\$)|\$", r" \g<0> "),
     (r"[£€¥₹₩₽¢]", r" \g<0> "),

@@ -201,7 +201,7 @@ class TreeReader:
         self._line += 1
 
     def finish(self, end: str) -> None:
-        """Make sure that no tree is open at what ends it."""
+        """Raise `DataError` if a tree is still open at the end."""
         if self._open:
             root = self._open[0]
             raise DataError(
