@@ -170,7 +170,7 @@ def save_model(
 ) -> None:
     """Write a model folder atomically.
 
-    `made_by` and `overwrite` are those of `atomic_directory`.
+    `made_by` and `overwrite` are as in `atomic_directory`.
     """
     with atomic_directory(folder, made_by, overwrite=overwrite) as new:
         write_model(checkpoint, new)
@@ -261,7 +261,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """Average the weights of checkpoints of one run (section 6.1).
 
-    The rest, such as the step, is that of the newest. Raises `CheckpointError` if there
+    The step and all else are copied from the newest. Raises `CheckpointError` if there
     are none, or if they are of different models or runs.
     """
     if not checkpoints:

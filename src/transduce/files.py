@@ -441,7 +441,7 @@ def is_disk_full(error: OSError) -> bool:
 def write_all(descriptor: int, content: bytes) -> None:
     """Write bytes to an open file, in one call if possible.
 
-    Only a full disk accepts a part of them and refuses the rest.
+    Only a full disk accepts some of the bytes and refuses the rest.
     """
     left = memoryview(content)
     while left:
@@ -753,7 +753,7 @@ def _remove(folder: Path) -> None:
     """Remove a folder, or at least free its name.
 
     NFS keeps a removed file that a process has open, under a name such as .nfs0001, and
-    with it the folder. Such a rest is renamed, for `clear_leftovers` to remove.
+    with it the folder. The folder is then renamed, for `clear_leftovers` to remove.
     """
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.is_dir():

@@ -168,7 +168,7 @@ def _group_folders(group: Path, mounts: Mapping[Path, Path]) -> Iterator[Path]:
 def _group_mounts(proc: Path) -> dict[str, dict[Path, Path]]:
     """Return the outermost group of each mount of control groups, by folder.
 
-    The mounts are grouped by controller. Those of version 2 have all controllers, and
+    The mounts are grouped by controller. Mounts of version 2 have all controllers, and
     the name "".
     """
     mounts: dict[str, dict[Path, Path]] = {}
@@ -597,8 +597,8 @@ def respect_cpu_quota(proc: Path = PROC) -> None:
 def threads_of_each(count: int) -> dict[str, str]:
     """Return environment variables by which `count` processes share the cores.
 
-    Each gets the same number of threads. If the user sets a number, that is the number
-    of each process, and there are no variables.
+    Each gets the same number of threads. If the user sets a number, each process takes
+    it, and there are no variables.
     """
     if are_threads_chosen():
         return {}

@@ -746,8 +746,8 @@ def quantize(
 ) -> QuantizedModel:
     """Write a model folder a quarter as large, with weights and embeddings in int8.
 
-    Its translations and their scores are those of `load(model, precision="int8")`, bit
-    for bit. `load` decodes it in int8 on a CPU. It cannot be trained, averaged or
+    Translations and scores equal those of `load(model, precision="int8")`, bit for bit.
+    `load` decodes the folder in int8 on a CPU. It cannot be trained, averaged or
     exported, so quantize last.
 
         transduce.quantize("runs/en-de", "en-de-int8")

@@ -159,7 +159,7 @@ class SearchConfig:
         given = {k: value for k, value in settings.items() if value is not None}
         if given.get("patience") == "none":
             given["patience"] = None
-        # Those of other types cannot be compared below.
+        # Values of other types cannot be compared below.
         numbers = {k: value for k, value in given.items() if k != "bad_words"}
         given |= converted(SearchConfig, numbers, "search.")
         useless = self._useless(given)
@@ -173,7 +173,7 @@ class SearchConfig:
             for name, (default, _) in useless.items()
             if name not in given and getattr(self, name) != default
         }
-        # A model whose own search is greedy has never used them.
+        # A model whose own search is greedy has never used the settings of beams.
         unused = NOT_GREEDY if self.beam_size == 1 else ()
         return replace(self, **given, **dropped), tuple(
             f"The model's own `search.{name}` of {getattr(self, name)} "

@@ -1,7 +1,7 @@
 """ByteNet: translation of characters by dilated convolutions (Kalchbrenner et al.,
 2016), without attention.
 
-Sections are those of the paper's second version (2017).
+Section numbers refer to the paper's second version (2017).
 """
 
 from collections.abc import Sequence

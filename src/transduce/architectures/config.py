@@ -100,7 +100,7 @@ class RecurrentConfig:
     has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 32_000
-    """Size of the vocabulary, which is that of the learned tokenizer."""
+    """Size of the vocabulary, as the tokenizer has learned it."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary. None for a shared vocabulary."""
     cell: Cell = "lstm"
@@ -325,7 +325,7 @@ class DeepAttConfig:
     has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 80_000
-    """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
+    """Size of the vocabulary, as the tokenizer has learned it. It is shared by
     source and target, as is their embedding."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary, for the symbols of a parser's trees. None
@@ -456,7 +456,7 @@ class ConvolutionalConfig:
     has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 40_000
-    """Size of the vocabulary, which is that of the learned tokenizer."""
+    """Size of the vocabulary, as the tokenizer has learned it."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary, for the symbols of a parser's trees. None
     for a shared vocabulary."""
@@ -564,7 +564,7 @@ class ByteNetConfig:
     has_cross_attention: ClassVar[bool] = False
 
     vocab_size: int = 700
-    """Size of the vocabulary, which is that of the learned tokenizer."""
+    """Size of the vocabulary, as the tokenizer has learned it."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary, for the symbols of a parser's trees. None
     for a shared vocabulary."""
@@ -732,7 +732,7 @@ class MixtureTransformerConfig:
     has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 37_000
-    """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
+    """Size of the vocabulary, as the tokenizer has learned it. It is shared by
     source and target, as is their embedding."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary. None for a shared vocabulary."""
@@ -795,7 +795,7 @@ class MixtureRecurrentConfig:
     has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 32_000
-    """Size of the vocabulary, which is that of the learned tokenizer."""
+    """Size of the vocabulary, as the tokenizer has learned it."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary. None for a shared vocabulary."""
     d_model: int = 512

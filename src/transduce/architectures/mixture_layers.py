@@ -2,7 +2,7 @@
 
 A layer holds many experts, which are small feed-forward networks, and gates that choose
 a few experts for each token. It has many parameters, but a token uses only a few.
-Sections and equations are those of that paper.
+Section and equation numbers refer to that paper.
 
 In training the gates may depend on the batch (`batchwise`, appendix F) or on noise
 (`noisy-top-k`, section 2.1). In evaluation and decoding they depend on the token alone.

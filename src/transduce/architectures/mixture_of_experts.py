@@ -361,7 +361,7 @@ class MixtureRecurrent(RecurrentBase):
     """
 
     # Appendix E gives this encoder 3 LSTM layers, and GNMT's 9, which is its number if
-    # both directions of the lowest layer count. So two of the 3 are directions here.
+    # both directions of the lowest layer count. Here two of the 3 are directions, too.
     # Unlike the paper: the outputs of both directions are added, because all layers are
     # to have the same width. GNMT joins them; the appendix does not say. Off by
     # default: only in mixtures of experts.

@@ -292,7 +292,7 @@ def measure_decoding(
 def _missing_names(names: Collection[str], systems: Sequence[System]) -> list[str]:
     """Return a sentence about each name that no system has.
 
-    Raises `RequestError` if no name is that of a system.
+    Raises `RequestError` if no name belongs to a system.
     """
     known = [each.name for each in systems]
     missing = [

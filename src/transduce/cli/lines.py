@@ -223,7 +223,7 @@ def _without_effect(config: SearchConfig, options: Mapping[str, Any]) -> list[st
 def require_no_search(options: Mapping[str, Any], needed: str) -> None:
     """Raise `ConfigError` if search options are given to a command without search."""
     for name, value in options.items():
-        # By identity, as 0 equals False, but is given.
+        # By identity: 0 equals False, but is an option that the user gave.
         if value is not None and value is not False and value != "auto":
             raise ConfigError(
                 f"{option_name(name)} is for a model's search, but there is no model; "

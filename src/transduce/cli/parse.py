@@ -178,9 +178,10 @@ LINES_LOOKED_AT = 100
 def without_trees(lines: Iterable[str], name: str) -> Iterator[str]:
     """Yield lines of text; `DataError` if they are trees in brackets.
 
-    They are trees if all lines so far can be read as trees, apart from blank lines and
-    failed parses, if there are at least two trees or the text has only one, and if one
-    of them has inner brackets. Lines from the first tree on are kept back meanwhile.
+    The text is a treebank if all lines so far can be read as trees, apart from blank
+    lines and failed parses, if there are at least two trees or the whole text is one,
+    and if a tree has inner brackets. Until that is clear, the lines from the first tree
+    on are held back.
     """
     lines, held, is_treebank = iter(lines), list[str](), False
     reader, num_trees = TreeReader(name), 0

@@ -496,7 +496,7 @@ class _PendingPart:
     chunks: list[Future[AugmentedPart]]
 
     def is_of(self, part: Dataset, seed: Seed) -> bool:
-        """Whether it is made of these pairs and this seed."""
+        """Whether it was computed from these pairs with this seed."""
         return self.seed == seed and all(
             np.array_equal(mine.offsets, side.offsets)
             and np.array_equal(mine.ids, side.ids)

@@ -365,8 +365,8 @@ class CorpusMixture:
     def _draws(self, weights: Mapping[str, float]) -> tuple[int, ...]:
         """Return the number of pairs of each corpus in an epoch.
 
-        An epoch has as many pairs as the corpora that have a weight, or a few more, as
-        each of them has at least one.
+        An epoch has as many pairs as the corpora that have a weight, or a few more,
+        since it draws at least one pair of each corpus.
         """
         if not weights:
             return self._sizes

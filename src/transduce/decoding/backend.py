@@ -162,8 +162,7 @@ def start_search(
 ) -> Search:
     """Start greedy search if the beam size is 1, otherwise beam search.
 
-    The native library searches if there is one. The arguments are those of
-    `BeamSearch`.
+    The native library searches if there is one. The arguments are as in `BeamSearch`.
     """
     is_native = has_native_search()
     if config.beam_size == 1:

@@ -2,8 +2,8 @@
 
 A search reads logits and returns the rows to keep. The semantics of beam search are
 those of the paper's own code: each step considers the 2 * beam_size likeliest
-continuations of a sentence. Those with the end token become finished hypotheses and
-take no place in the beam; the best beam_size others continue. A sentence is done when
+continuations of a sentence. Continuations with the end token become finished hypotheses
+outside the beam; the best beam_size others continue. A sentence is done when
 no live hypothesis can still enter its `num_best` finished ones, or, with `patience`,
 when enough hypotheses have finished.
 
@@ -100,7 +100,7 @@ def greedy_search(
 ) -> list[list[Hypothesis]]:
     """Return the one hypothesis of each sentence.
 
-    The arguments are those of `beam_search`. The length penalty affects only the score.
+    The arguments are as in `beam_search`. The length penalty affects only the score.
     """
     search = GreedySearch(max_lengths, config, eos, excluded, prefixes)
     return run_search(decoder, search, bos)
@@ -273,7 +273,7 @@ def _largest(values: Sequence[float]) -> float:
 class _GreedySentence(_BeamSentence):
     """A sentence with its only hypothesis so far.
 
-    Each `log_probability` is that of one token, not a sum.
+    Each `log_probability` belongs to one token, and is no sum.
     """
 
     @property

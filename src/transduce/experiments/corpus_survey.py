@@ -643,7 +643,7 @@ def _num_bytes(ids: Sequence[int]) -> int:
 
 
 def _percentile(lengths: Num[np.ndarray, " lines"], percent: int) -> int:
-    """Percentile of the lengths, which is one of them."""
+    """Percentile of the lengths, without interpolation between two lengths."""
     return int(np.percentile(lengths, percent, method="inverted_cdf"))
 
 

@@ -118,7 +118,7 @@ def run_parsing_quickstart(
 ) -> ParsingResult:
     """Train on the built-in grammar's trees, parse its test sentences and score them.
 
-    `out` and `overwrite` are those of `run_quickstart`.
+    `out` and `overwrite` are as in `run_quickstart`.
     """
     require_new_quickstart(out, overwrite=overwrite)
     with atomic_directory(out / "corpus", "quickstart", overwrite=overwrite) as corpus:

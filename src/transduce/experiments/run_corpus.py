@@ -170,8 +170,8 @@ def require_dev_sets(
 ) -> None:
     """Raise an error if a run cannot be scored on its dev sets.
 
-    That is if one has no text, or if the run or a dev set has a language that the model
-    lacks. A tokenizer is given if none is learned.
+    It cannot if a dev set has no text, or if the run or a dev set has a language that
+    the model lacks. A `tokenizer` is one that is not learned, but given.
     """
     tags = _language_tags(files, tokenizer)
     if tags and config.languages.target is not None:

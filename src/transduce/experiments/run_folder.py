@@ -488,9 +488,9 @@ class RunLog:
             file.write(json.dumps(entry) + "\n")
 
     def append_results(self, results: Iterable[Mapping[str, Any]]) -> None:
-        """Append the scores at the end of the run: all of them, or after a crash none.
+        """Append the run's final scores: all of them, or none after a crash.
 
-        They replace scores at the end that an older version had begun to log.
+        The scores replace final scores that an older version had begun to log.
         """
         kept = [entry for entry in self.read() if entry["kind"] not in RESULTS]
         finite = [without_infinity(entry) for entry in results]

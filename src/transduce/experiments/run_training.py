@@ -2,8 +2,8 @@
 
 `new_trainer` makes the trainer, with batches, augmentation and losses by the run's
 settings. `RunCheckpoints` keeps the checkpoints from which the run continues and from
-which its final model is made. That model is the average of the last ones (section 6.1),
-unless `FinalModelChoice` finds the best one better.
+which its final model is made. That model is the average of the last checkpoints
+(section 6.1), unless `FinalModelChoice` finds the best checkpoint better.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -310,7 +310,7 @@ class RunCheckpoints:
         return TrainingPoint(model, state)
 
     def _require_own_files(self, saved: Sequence[Path]) -> None:
-        """Raise `CheckpointError` if the run's own files are those of another run.
+        """Raise `CheckpointError` if the files in the run's folder are of another run.
 
         No checkpoint would fit such files, although the checkpoints are sound.
         """
@@ -419,10 +419,10 @@ def _of_another_run(path: Path) -> CheckpointError:
 
 
 def last_of_phase(checkpoints: Sequence[Path], training: TrainingConfig) -> list[Path]:
-    """Return the last ones of a run's checkpoints, which are averaged (section 6.1).
+    """Return the last checkpoints of a run, to be averaged (section 6.1).
 
-    Those before the first update by reward are left out if there are later ones, as
-    they would be most of the average.
+    Checkpoints before the first update by reward are left out if there are later ones,
+    since they would be most of the average.
     """
     last = list(checkpoints[-training.keep_checkpoints :])
     return [path for path in last if is_by_reward(path, training)] or last

@@ -306,8 +306,8 @@ def row_runs(
 def require_same_rows(runs: Sequence[RowRun]) -> None:
     """Raise `ConfigError` if a run that has begun has other settings than its row.
 
-    The record of the experiment has only the settings of the base. Those of a row also
-    depend on which settings the user has named (`chosen` of `row_config`).
+    The record of the experiment has only the settings of the base. A row's settings
+    also depend on which settings the user has named (`chosen` of `row_config`).
     """
     for run in runs:
         if not run.has_begun:

@@ -1,10 +1,11 @@
 """The built-in corpora: English with its German or Chinese, from a grammar.
 
 A synchronous grammar for each pair, written by hand in a data file, derives each
-sentence in both languages at once. So the translation is a function of the English, and
-tree, word alignment and antecedents come with it. A derivation runs from left to right
-over the English side, so that a pronoun refers only backwards. Words and phenomena are
-in the data file; the top of the English-German file explains the notation.
+sentence in both languages at once. The English sentence determines its translation, and
+the derivation also gives tree, word alignment and antecedents. It runs from left to
+right over the English side, so that a pronoun refers only backwards. Words and
+phenomena are in the data file; the top of the English-German file explains the
+notation.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

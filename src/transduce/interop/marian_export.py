@@ -287,7 +287,8 @@ def _write_languages(checkpoint: Checkpoint, path: Path) -> None:
     content["source_lang"] = checkpoint.source_language
     content["target_lang"] = checkpoint.target_language
     if checkpoint.tokenizer.language_tags:
-        # OPUS-MT's folders of several target languages may name any of them above.
+        # In OPUS-MT's folders of several target languages, the setting above may name
+        # any of the languages.
         content[DEFAULT_TARGET] = checkpoint.target_language
     if checkpoint.tokenizer.corpus_tags:
         content[CORPUS_TAGS] = checkpoint.tokenizer.corpus_tags
@@ -337,7 +338,7 @@ class HuggingFaceModel:
     def greedy(self, source: list[int], max_length: int) -> GreedyOutput:
         output = self._model.generate(
             self._source_ids[[*source, EOS]][None],
-            # All of it is source, even if padding there has the id of a piece.
+            # No id is padding, even if a piece has the library's id of padding.
             attention_mask=torch.ones(1, len(source) + 1, dtype=torch.long),
             max_new_tokens=min(max_length, self._model.config.max_position_embeddings),
             return_dict_in_generate=True,

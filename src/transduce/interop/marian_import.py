@@ -384,7 +384,7 @@ def _read_languages(folder: Path) -> LanguagesConfig:
 
 
 def _tokenizer_settings(folder: Path) -> Mapping[str, object]:
-    """Read the settings of the tokenizer; empty if there is no file of them."""
+    """Read the settings of the tokenizer; empty if the file does not exist."""
     return read_if_there(folder / TOKENIZER)
 
 
@@ -518,7 +518,7 @@ def _decoder_of_added(content: object, path: Path) -> dict[str, int]:
 
 
 def _extra_tokens(settings: Mapping[str, object]) -> list[str]:
-    """Return the special tokens of a tokenizer other than those of all tokenizers."""
+    """Return a tokenizer's special tokens beyond those that all tokenizers have."""
     lists = (settings[name] for name in EXTRA_TOKENS if settings.get(name))
     others = (
         value

@@ -322,9 +322,10 @@ class _Exported:
 
 
 def _empty(each: Any) -> np.ndarray:
-    """Return the state of one sentence before the first step, for an input of it.
+    """Return the state of one sentence before the first step, for an input of a state.
 
-    The first axis of names instead of numbers is the batch; others have size 0.
+    Of the axes with names instead of numbers, the first is the batch; the others have
+    size 0.
     """
     shape = [
         size if isinstance(size, int) else int(axis == 0)

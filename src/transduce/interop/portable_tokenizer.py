@@ -57,8 +57,8 @@ TARGET_VOCABULARY = "target_vocab.json"
 NAMED_TOKENS = tuple(
     f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 )
-"""Settings with the special tokens of each Hugging Face tokenizer. In a text they are
-text here; all other special tokens are cut out of it."""
+"""Settings with the special tokens of each Hugging Face tokenizer. This package reads
+these tokens in a text as text, but cuts all other special tokens out."""
 UNUSED_TOKENS = ("sep_token", "cls_token", "mask_token")
 """Names of `NAMED_TOKENS` that the tokenizers of this package do not need."""
 Piece = ModelProto.SentencePiece

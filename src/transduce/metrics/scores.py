@@ -139,7 +139,7 @@ class BleuScore:
     references of a sentence, those of the closest in length."""
     statistics: tuple[int, ...]
     """Sufficient statistics: the two lengths, the matched 1- to 4-grams, and all 1- to
-    4-grams of the hypotheses. Those of a corpus are the sums over its sentences."""
+    4-grams of the hypotheses. A corpus has the sums over its sentences."""
     signature: str
     """sacreBLEU's signature of the protocol."""
     tokenizer: str | None = None
@@ -244,7 +244,7 @@ def language_for_paper_bleu(
 ) -> str | None:
     """Return the language of `paper_bleu` for references; None if it has none.
 
-    An unknown language is that of the script or, in the Latin script, German, as in the
+    If it is unknown, the script decides; the Latin script counts as German, as in the
     paper. Languages without spaces between words have no such score.
     """
     known = language or detect_by_script(references) or "de"

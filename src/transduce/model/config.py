@@ -51,7 +51,7 @@ class ModelConfig:
     has_cross_attention: ClassVar[bool] = True
 
     vocab_size: int = 37_000
-    """Size of the vocabulary, which is that of the learned tokenizer. It is shared by
+    """Size of the vocabulary, as the tokenizer has learned it. It is shared by
     source and target, as is their embedding."""
     target_vocab_size: int | None = None
     """Size of a separate target vocabulary with an embedding of its own: the symbols of

@@ -348,7 +348,8 @@ class PackedAttention:
     def split(
         self, x: Shaped[Tensor, "rows all_widths"]
     ) -> tuple[Shaped[Tensor, "rows width"], Shaped[Tensor, "rows both_widths"]]:
-        """Split columns into those of queries, and those of keys and values."""
+        """Split columns into queries on the one hand, and keys and values on the
+        other."""
         width = self.num_heads * self.width
         return x[:, :width], x[:, width:]
 
@@ -625,8 +626,8 @@ def cross_entropy_(
 ) -> Float[Tensor, "rows 2"]:
     """Return the smoothed loss and the negative log-likelihood of each row.
 
-    The gradient of the smoothed loss overwrites the logits. Those beyond the vocabulary
-    do not count, nor do rows with the target -1; they become zeros.
+    The gradient of the smoothed loss overwrites the logits. Logits beyond the
+    vocabulary and rows with the target -1 do not count, and become zeros.
     """
     rows, padded = logits.shape
     losses = logits.new_empty(rows, 2, dtype=torch.float32)
@@ -718,7 +719,7 @@ def _maxima(
     VOCAB: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
     NUM_EXCLUDED: tl.constexpr,
 ):  # fmt: skip
-    """Maximum of each span of a row, and the sum of exponentials of a part of it."""
+    """Compute the maximum of each span of a row, and a part's sum of exponentials."""
     num_spans = tl.cdiv(VOCAB, SPAN)
     largest = tl.full((), float("-inf"), tl.float32)
     total = tl.zeros((SPANS, SPAN), tl.float32)

@@ -256,8 +256,8 @@ class _Residual:
     ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, list[Tensor]]]]:
         """Return the output, and a function of its gradient: the backward pass.
 
-        That returns the gradients of x, of the addend, and of three vectors: the last
-        bias of the sub-layer, and the norm's gain and bias.
+        The backward pass returns the gradients of x, of the addend, and of three
+        vectors: the last bias of the sub-layer, and the norm's gain and bias.
         """
         gain = weights.gain
         y, scales = add_and_norm(

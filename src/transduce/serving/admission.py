@@ -52,8 +52,7 @@ ANY = "*"
 METHODS = ("GET", "HEAD", "POST")
 EXPOSED = ("retry-after",)
 ASKS_PRIVATE = b"access-control-request-private-network"
-"""Header by which a browser asks for a public page whether it may use a private
-network."""
+"""Header by which a browser asks whether a public page may use a private network."""
 ALLOWS_PRIVATE = "access-control-allow-private-network"
 HOST = re.compile("[a-z0-9_-][a-z0-9._-]*", re.ASCII)
 """Pattern of a host's name in lower case."""

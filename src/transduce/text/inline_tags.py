@@ -656,8 +656,8 @@ class _Placement:
     def _same_text(self, element: Element, near: int, within: Span) -> Span | None:
         """Find the element's own text in the translation.
 
-        Of several places it is the one whose words begin nearest to `near`. The
-        translation may lack the space at the edges of the text.
+        If it occurs several times, returns the place whose words begin nearest to
+        `near`. The translation may lack the space at the edges of the text.
         """
         own = self._own_text(element)
         leading, trailing = _edge_spaces(own)
@@ -733,8 +733,8 @@ class _Placement:
     def _beside(self, following: int, previous: int, *, prefers_next: bool) -> int:
         """Return the place between the translations of two neighbouring words.
 
-        It is before those of the following word, or after those of the previous one.
-        Words without links are skipped, up to `MAX_DISTANCE`.
+        The place is before the translation of the following word, or after that of the
+        previous one. Words without links are skipped, up to `MAX_DISTANCE`.
         """
         spans = self._links.target
         for distance in range(MAX_DISTANCE):

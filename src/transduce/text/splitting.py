@@ -432,7 +432,7 @@ class _Quotes:
     """Signs of a line that open a quotation in some languages and close it in others.
 
     A sign closes if its counterpart is open before it. Otherwise the language decides,
-    or what follows: a sign before a letter opens.
+    or the next character: a sign before a letter opens.
     """
 
     def __init__(self, line: str, language: str | None) -> None:

@@ -83,9 +83,9 @@ STYLES: dict[StyleName, Style] = {
     "xx": Style(order="top-down", opening="(", closing=")", keeps_tags=False),
     # Tensor2tensor, the paper's own code: S NP NNP /NP . /S
     "pos": Style(order="top-down", opening="", closing="/", keeps_tags=True),
-    # As `xx`, but: XX (NP )NP (S . )S
+    # Like `xx`, in another order: XX (NP )NP (S . )S
     "in-order": Style(order="in-order", opening="(", closing=")", keeps_tags=False),
-    # Both: NNP (NP )NP (S . )S
+    # Like `in-order`, with tags: NNP (NP )NP (S . )S
     "in-order-pos": Style(order="in-order", opening="(", closing=")", keeps_tags=True),
 }
 
