@@ -216,8 +216,8 @@ static void list_sentences(Learning *learning)
     for (int64_t id = 0; id < null_word; id++)
         first[id + 1] += first[id];
     first[null_word + 1] = first[null_word] + pairs->pairs;
-    /* While sentences are listed, first[id] is where the next one of its row goes. In
-     * the end it is the end of the row, which is where the next row begins. */
+    /* While sentences are listed, first[id] is the place of the next sentence in row
+     * `id`. In the end it is the end of the row, where the next row begins. */
     for (int64_t n = 0, i = 0; n < pairs->pairs; n++) {
         for (; i < pairs->source_ends[n]; i++)
             learning->sentences[first[pairs->sources[i]]++] = (int32_t)n;

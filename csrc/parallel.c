@@ -20,7 +20,7 @@
 
 #define PARTS_PER_THREAD 4 /* so that fast threads take over the parts of slow ones */
 #define MAX_WORKERS 255    /* threads of the pool; the caller is one more */
-#define SPIN_NS 50000      /* about what it costs to sleep and to wake up */
+#define SPIN_NS 50000      /* about the time to fall asleep and to wake up */
 #define PAUSES 32          /* between two looks at the clock */
 
 typedef struct {
@@ -106,7 +106,8 @@ static void spin_until(_Atomic unsigned *number, enum Condition condition,
 
 /* The child of a fork has none of the threads: it begins with an empty pool, and never
  * uses an OpenMP runtime, which would wait for its lost threads for ever. The program
- * may have started those, so this library cannot tell whether there were any. */
+ * may have started the runtime's threads, so this library cannot tell whether there
+ * were any. */
 static void reset_after_fork(void)
 {
     pthread_mutex_init(&pool.mutex, NULL);

@@ -8,8 +8,8 @@
 #define CACHE_LINE_FLOATS (CACHE_LINE / (int64_t)sizeof(float))
 
 /* Widths of training are multiples of ROW_MULTIPLE elements, which fill the vectors of
- * every instruction set, and those of bf16 matrices of PANEL_WIDTH (td_panels). Python
- * has the same constants. */
+ * every instruction set. Widths of bf16 matrices are multiples of PANEL_WIDTH
+ * (td_panels). Python has the same constants. */
 #define ROW_MULTIPLE 16
 #define PANEL_WIDTH 32
 

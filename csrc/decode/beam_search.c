@@ -1,7 +1,7 @@
 /* Beam search and greedy search.
  *
- * Each step takes the best 2 beam_size candidates of a sentence. Those that end are
- * ranked by their scores; the best beam_size of the others become the live hypotheses.
+ * Each step takes the best 2 beam_size candidates of a sentence. Candidates that end
+ * are ranked by their scores; the best beam_size others become the live hypotheses.
  *
  * As a hypothesis grows, its log-probability never rises and its length penalty never
  * falls, and the coverage term is at most zero. So no live hypothesis can reach a score
@@ -134,7 +134,7 @@ static int64_t count_truncated(const td_search_config *config, const Sentence *s
 }
 
 /* Rank truncated hypotheses at the end of a sentence's search. If no token may follow
- * the hypotheses of the step before, these are the live ones. */
+ * the hypotheses of the step before, those hypotheses are ranked. */
 static void rank_truncated(const td_search *search, Sentence *sentence,
                            int64_t num_end_candidates, const double *coverage)
 {
@@ -147,7 +147,7 @@ static void rank_truncated(const td_search *search, Sentence *sentence,
         entries_of_step(config, sentence, sentence->num_steps - 1);
     const int64_t count = count_truncated(config, sentence, num_end_candidates);
     for (int64_t k = 0; k < count; k++) {
-        /* Coverage is that of the hypotheses before this step. */
+        /* `coverage` belongs to the hypotheses before this step. */
         const int64_t covered = is_dead_end ? k : entries[k].parent;
         if (entries[k].log_prob > -INFINITY)
             end_hypothesis(search, sentence, entries[k].log_prob,

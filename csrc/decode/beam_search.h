@@ -1,7 +1,7 @@
 /* Steps of beam search and greedy search (section 6.1), given candidates.
  *
  * Compiled once, not for each instruction set, and with strict floating point: scores
- * are those of the formulas in SearchConfig, bit for bit.
+ * equal the formulas in SearchConfig, bit for bit.
  */
 #ifndef TRANSDUCE_DECODE_BEAM_SEARCH_H
 #define TRANSDUCE_DECODE_BEAM_SEARCH_H

@@ -98,7 +98,7 @@ static void write_listed_logits(const td_decoder *decoder, Workspace *work,
     }
 }
 
-/* Allocate what write_listed_logits() needs, if there are shortlists. */
+/* Allocate the logits for write_listed_logits(), if there are shortlists. */
 static td_status allocate_listed_logits(const td_decoder *decoder, Matrix *found)
 {
     *found = (Matrix){NULL, 0};

@@ -38,8 +38,8 @@ static int64_t larger_capacity(int64_t needed, int64_t group)
 
 /* ---- Memory ------------------------------------------------------------------- */
 
-/* Place the caches of all layers one after another in `data`. `strides` are those of
- * the caches of a layer. */
+/* Place the caches of all layers one after another in `data`. `strides` has the strides
+ * of a layer's caches. */
 static void place_caches(DecoderState *state, const KvCache strides[CACHES],
                          float *data)
 {
@@ -424,7 +424,7 @@ typedef struct {
     int64_t source; /* positions of the source */
 } Needs;
 
-/* Raise needs to those of a state. */
+/* Raise needs to the numbers of a state. */
 static td_status raise_needs(Needs *needs, const DecoderState *state,
                              const Stack *stack)
 {

@@ -10,15 +10,15 @@
  *   past[1] = 0 1 3 5
  *
  * If beam search now extends hypothesis 0 twice, past[0] is copied to past[1]. Slots 3
- * and 5, which no hypothesis lists any more, are free for the next position. So
- * reordering moves lists and no keys, and slots in use are few and close together. With
+ * and 5, which no hypothesis lists any more, are free for the next position. Reordering
+ * moves lists and no keys, and slots in use are few and close together. With
  * restricted attention, a long translation needs no more slots than a neighbourhood;
  * only the lists grow.
  *
  * A recurrent unit has cells in place of keys: a slot holds the cells of one position
- * in all layers. A hypothesis reads the cells of the position before and writes those
- * of the newest one, so a cell is never copied, and only the newest positions need
- * slots.
+ * in all layers. A hypothesis reads the cells of the position before and writes the
+ * cells of the newest one, so a cell is never copied, and only the newest positions
+ * need slots.
  */
 #ifndef TRANSDUCE_DECODE_KV_CACHE_H
 #define TRANSDUCE_DECODE_KV_CACHE_H

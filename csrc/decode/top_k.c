@@ -86,7 +86,7 @@ static int64_t count_excluded(const Excluded *excluded)
            excluded->repeated.count;
 }
 
-/* Logits of a row, of consecutive tokens or of those of a shortlist. */
+/* Logits of a row, for consecutive tokens or for the tokens of a shortlist. */
 typedef struct {
     const float *values;
     int64_t count, first_token;
@@ -167,10 +167,10 @@ static float nth_largest_lane(vec x, int64_t place)
 }
 
 /* A lower bound of the best logits of a block, given the maximum of each lane: the n-th
- * largest of these maxima, where n is the number of wanted tokens plus that of excluded
- * ones. At least n logits reach this bound, so at least as many as are wanted remain
- * without the excluded ones. Minus infinity if fewer than n lanes have a logit that can
- * be inserted. */
+ * largest of these maxima, where n is the number of wanted tokens plus the number of
+ * excluded tokens. At least n logits reach this bound, so enough remain without the
+ * excluded tokens. Minus infinity if fewer than n lanes have a logit that can be
+ * inserted. */
 static float lower_bound_of_best(const TopK *top, vec max, const Excluded *excluded)
 {
     const int64_t enough = top->count + count_excluded(excluded);
@@ -322,7 +322,7 @@ static void add_block(const td_candidates *query, CandidateWorkspace *workspace,
     }
 }
 
-/* Insert a log-probability; of equal ones, that of the lower token comes first. */
+/* Insert a log-probability; if two are equal, the lower token comes first. */
 static void insert_in_order(TopK *top, float value, int64_t token)
 {
     int64_t place = top->count;
@@ -583,10 +583,10 @@ TD_INTERNAL td_status find_candidates(const td_candidates *query, const float *l
 /* ---- Logits that stay in registers ------------------------------------------- */
 
 /* The first logits of a row are searched as above. From then on, a product keeps its
- * logits in registers: it adds their exponentials to `sums`, and only if one of them
- * exceeds the threshold, which few do, are they stored and inserted. The sums are
- * relative to the maximum of the first logits; finish_fused() finds sums that have
- * overflowed because a later logit was much larger. */
+ * logits in registers: it adds their exponentials to `sums`. It stores and inserts
+ * logits only if one exceeds the threshold, which few do. The sums are relative to the
+ * maximum of the first logits; finish_fused() finds sums that have overflowed because a
+ * later logit was much larger. */
 
 /* Threshold of a row: the smallest of its largest logits, to base 2, less the rounding
  * error. */

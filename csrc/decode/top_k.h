@@ -99,8 +99,8 @@ TD_INTERNAL void begin_fused(const td_candidates *query,
 TD_INTERNAL __attribute__((unused)) void
 insert_fused(const td_candidates *query, CandidateWorkspace *workspace,
              FusedSoftmax *fused, int64_t row, vec first, vec second, int64_t token);
-/* Add the sums to those of the rows. Returns 0 if a sum is not finite: a logit was so
- * far above the first ones that its exponential overflowed. */
+/* Add the sums of exponentials to the sums of the rows. Returns 0 if a sum is not
+ * finite: a logit was so far above the first ones that its exponential overflowed. */
 TD_INTERNAL int finish_fused(const td_candidates *query, CandidateWorkspace *workspace,
                              const FusedSoftmax *fused);
 

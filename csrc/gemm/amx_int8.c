@@ -7,7 +7,7 @@
 #include "simd/prefetch.h"
 #include "transduce.h"
 
-#define MIN_AMX_ROWS 8 /* with fewer, loading the tiles costs what they save */
+#define MIN_AMX_ROWS 8 /* with fewer, loading the tiles costs as much as it saves */
 
 TD_INTERNAL int64_t amx_row_bytes(int64_t inputs)
 {

@@ -18,7 +18,7 @@ typedef struct {
     float scale;         /* of kept elements */
 } Bf16Dropout;
 
-/* Epilogue of a product: what is done with the sums, and where they are written. */
+/* Epilogue of a product: the operations on the sums, and the place of the results. */
 typedef struct {
     int64_t columns;
     td_panels bf16; /* [rows, columns] rounded results; without data, `fp32` is used */

@@ -35,8 +35,8 @@ _Static_assert(COLUMN_BLOCK % TILE_WIDTH == 0, "a block has whole panels of b");
 
 /* Workspace of a thread. */
 typedef struct {
-    float *a; /* [ROW_BLOCK, INNER_BLOCK], and space for what transpose_rows writes past
-                 the last panel */
+    float *a; /* [ROW_BLOCK, INNER_BLOCK], and space past the last panel, where
+                 transpose_rows writes too */
     float *b; /* [INNER_BLOCK, COLUMN_BLOCK] */
 } ProductWorkspace;
 
@@ -189,8 +189,8 @@ static inline void store_sums(const Epilogue *epilogue, vec sums, int64_t column
     }
 _Static_assert(TILE_HEIGHT <= 12, "EACH_ROW has enough rows");
 
-/* Multiply a panel of a, with `rows` rows that are not padding, by a panel of b, with
- * `columns` such columns, the first of which is `column`. */
+/* Multiply a panel of a by a panel of b. The panels have `rows` rows and `columns`
+ * columns that are not padding; the first column is `column`. */
 static void multiply_panels(const Epilogue *epilogue, const float *a, int64_t rows,
                             const float *b, int64_t column, int64_t columns,
                             int64_t inner, float *c, int64_t stride)

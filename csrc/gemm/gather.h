@@ -6,7 +6,7 @@
 #include "transduce.h"
 
 /* Pack a map to the outputs `outputs` [count] of a packed map, in this order, into a
- * copy that free_linear() frees. Results are those of the map, bit for bit. */
+ * copy that free_linear() frees. Results equal those of the whole map, bit for bit. */
 TD_INTERNAL td_status gather_outputs(const Linear *from, const int32_t *outputs,
                                      int64_t count, Linear *into);
 

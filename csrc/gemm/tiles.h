@@ -27,9 +27,9 @@
 #define LINEAR_TILE_ROWS (LANES == 16 ? 12 : 6) /* 24 or 12 registers of sums */
 #define DOT_INPUTS 4 /* int8 products that an instruction adds up in a lane */
 
-/* A unit is what one lane multiplies: a float, or DOT_INPUTS int8 weights of an output.
- * Units of LANES outputs follow one another; those of one output in half a step begin
- * UNIT_STRIDE bytes apart. */
+/* A unit is the operand of one lane: a float, or DOT_INPUTS int8 weights of an output.
+ * The units of LANES outputs follow one another; the units of one output in half a step
+ * begin UNIT_STRIDE bytes apart. */
 #define UNIT_BYTES 4
 #define UNIT_STRIDE (LANES * UNIT_BYTES)
 

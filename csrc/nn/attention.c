@@ -100,8 +100,8 @@ static void masked_softmax(float *scores, const uint8_t *mask, int64_t keys,
         vec_store(scores + key, vec_load(scores + key) * inverse);
 }
 
-/* Turn the gradient of a query's weights p = softmax(scale s) into that of its scores
- * s, dot products of the query and the keys:
+/* Turn the gradient of a query's weights p = softmax(scale s) into the gradient of its
+ * scores s, which are dot products of the query and the keys:
  *
  *   grad_s = scale p (grad_p - sum(grad_p p)) */
 static void softmax_backward(float *gradient, const float *weights, int64_t width,

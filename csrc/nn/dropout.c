@@ -10,8 +10,8 @@
 
 #define MIN_ELEMENTS 16384 /* of a part of parallel_for */
 
-/* Draw the masks of a block. They are those of draw_lanes(), which vectors draw where
- * masks are not stored: both must change together. */
+/* Draw the masks of a block. They equal the masks of draw_lanes(), which draws by
+ * vectors where masks are not stored: both functions must change together. */
 static void draw_block(const td_masking *m, int64_t block)
 {
     const uint32_t seed = m->dropout.seeds[0], other = m->dropout.seeds[1];

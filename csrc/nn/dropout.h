@@ -39,8 +39,8 @@ static inline vec_u32 hash_lanes(vec_u32 x)
 }
 
 /* Masks of 2 LANES elements from LANES random numbers. Number i of a row, counted from
- * 0, has the mask of element i in its lower bits, and in its upper bits that of element
- * half_of_masks() + i, in the second half of the row. */
+ * 0, has the mask of element i in its lower bits, and the mask of element
+ * half_of_masks() + i, in the second half of the row, in its upper bits. */
 typedef struct {
     vec_i32 lower, upper; /* -1 for kept elements, else 0 */
 } KeptMasks;

@@ -1,6 +1,5 @@
-/* Layer norm of training. decode/stack.c has that of decoding, for any width; their
- * sums are taken in different orders, so that numbers are not the same to the last bit.
- */
+/* Layer norm of training. decode/stack.c has the layer norm of decoding, for any width.
+ * The two add in different orders, so their results can differ in the last bit. */
 #include "nn/layer_norm.h"
 
 #include <math.h>

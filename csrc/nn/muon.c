@@ -223,8 +223,8 @@ static void orthogonalize(const td_muon *m, MuonWorkspace work)
     }
 }
 
-/* Update the moving average of the gradients. Nesterov's momentum is what it becomes if
- * the next gradient equals this one. */
+/* Update the moving average of the gradients. Nesterov's momentum is the next average
+ * if the next gradient equals this one. */
 static void update_momentum(const td_muon *m, int64_t item, float *nesterov)
 {
     const float *gradient = m->gradients[item];

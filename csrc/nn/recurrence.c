@@ -23,8 +23,8 @@ static void forward_cells(const td_recurrence *r, int64_t at)
     }
 }
 
-/* Backward pass of one sentence. The gradient of a cell c is the sum of that of its
- * output, where c is positive, and that from the next cell:
+/* Backward pass of one sentence. The gradient of a cell c is the sum of the gradient of
+ * its output, where c is positive, and the gradient from the next cell:
  *
  *   grad_c[t] = grad_output[t] (c[t] > 0) + forget[t + 1] grad_c[t + 1]
  *   grad_candidate[t] = (1 - forget[t]) grad_c[t]

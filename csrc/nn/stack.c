@@ -481,7 +481,7 @@ static int are_stack_sizes(const td_stack *s)
            (s->kept_layers == 1 || s->kept_layers == s->layers);
 }
 
-/* Check what both passes read. */
+/* Check the fields that both passes read. */
 static td_status check_stack(const td_stack *s)
 {
     if (!are_stack_sizes(s) || !has_all_weights(s) || !s->is_bf16 != !s->packed_forward)

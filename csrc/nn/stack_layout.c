@@ -94,8 +94,8 @@ static FeedForwardWeights take_feed_forward(const td_stack *s, Parameters *from)
     return w;
 }
 
-/* Take the parameters of the first `layers` layers, which follow one another; returns
- * those of the last. */
+/* Take the parameters of the first `layers` layers, which follow one another. Returns
+ * the parameters of the last. */
 static LayerWeights take_layers(const td_stack *s, Parameters *from, int64_t layers)
 {
     LayerWeights w = {0};
@@ -222,7 +222,7 @@ static StackInputs take_inputs(const td_stack *s, Arena *arena)
     };
 }
 
-/* The states of a part are those of the kept layers, then the panels of the inputs. */
+/* A part has the states of the kept layers, then the panels of the inputs. */
 TD_INTERNAL LayerStates states_of_layer(const td_stack *s, int64_t layer)
 {
     Arena arena = {s->states + layer % s->kept_layers * layer_states_size(s), 0};

@@ -9,8 +9,8 @@
  * either is NaN, so that vec_max(bound, x) keeps NaN in x. Comparisons with NaN are
  * false. Reductions to the maximum or minimum may ignore NaN.
  *
- * vec_neon.h defines TD_GENERIC_PARTS: it then takes most functions from this file and
- * defines itself those that are only declared below.
+ * vec_neon.h defines TD_GENERIC_PARTS: it takes most functions from this file, and
+ * defines the functions that this file then only declares.
  */
 #ifndef TRANSDUCE_SIMD_VEC_GENERIC_H
 #define TRANSDUCE_SIMD_VEC_GENERIC_H
