@@ -133,9 +133,9 @@ def path_of(key: str, value: object) -> Path:
     The system takes a NUL character for the end of a name.
     """
     name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(name, str):  # that of a `PathLike` may be bytes
+    if not isinstance(name, str):  # the path of a `PathLike` may be bytes
         raise ConfigError(f"`{key}` must be a path, but is {shown(value)}.")
-    if name == "":  # of which `Path` makes the current folder
+    if name == "":  # `Path` would take the current folder
         raise ConfigError(f'`{key}` must be a path, but is empty; "." is this folder.')
     path = Path(name)
     require_no_nul(key, str(path))
@@ -201,8 +201,8 @@ def require_file(path: Path) -> None:
 def access_errors(path: Path) -> Iterator[None]:
     """Raise `AccessError` for an error that says nothing about the content of a file.
 
-    These are missing rights, and limits of the process or the machine. Callers take
-    other errors for damage, and may then set the file aside.
+    Such errors are missing rights, and limits of the process or the machine. Callers
+    take other errors for damage, and may then set the file aside.
     """
     try:
         yield

@@ -53,7 +53,7 @@ def require_new(
         raise DataError(f"{output}: cannot be written ({os.strerror(ENOENT)}).")
     if replaceable(output) and not is_standard_output(output):
         require_place(output)
-    if not force and _keeps_what_is_written(output) and output.stat().st_size > 0:
+    if not force and _is_regular_file(output) and output.stat().st_size > 0:
         raise ConfigError(
             f"{output}: the output must be new or empty, but is not; choose another "
             f"name, or {OVERWRITE}."
@@ -122,12 +122,12 @@ def is_standard_output(output: Path) -> bool:
         return False
 
 
-def _keeps_what_is_written(output: Path) -> bool:
+def _is_regular_file(output: Path) -> bool:
     return output.is_file() and not is_standard_output(output)
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    """Whether two paths name one file; two of one device do not count."""
+    """Whether two paths name one file; two paths of one device do not count."""
     if one.exists() and other.exists():
         return one.samefile(other) and one.is_file()
     return os.path.realpath(one) == os.path.realpath(other)

@@ -184,8 +184,8 @@ def train(
         given = locals()  # the parameters, as there are no other variables yet
         with naming_resume_command(out, device, devices, tensorboard=tensorboard):
             sys.exit(run_processes(command_of(given), devices))
-    # The first other thread may be that of the launcher's watch, of the tokenizer of
-    # --from, or of the connection between processes.
+    # Before any other thread starts: the launcher's watch, the tokenizer of --from, or
+    # the connection between processes may start the first one.
     use_one_arena()
     end_with_launcher()
     files = run_files(
@@ -299,7 +299,7 @@ def _with_mixture(
 ) -> tuple[RunConfig, RunFiles | None]:
     """Return settings and files with the corpora of a mixture.
 
-    A resumed run has its files from its record.
+    The files of a resumed run are in its record.
     """
     if replay and (corpora or (is_new and run.corpora)):
         raise ConfigError(
@@ -352,9 +352,9 @@ def command_of(options: Mapping[str, Any]) -> list[str]:
 def _words(option: str, values: Sequence[object]) -> list[str]:
     """Return the words of an option with several values, which may begin with -.
 
-    The parser takes such a word for an option, so each value is given as
-    `--option=value`. An option of pairs of files does not accept that form: ./ stands
-    before its paths that begin with a dash.
+    The parser takes such a word for an option, so each value is written as
+    `--option=value`. Options of pairs of files do not accept that form: their paths
+    that begin with a dash get ./ in front.
     """
     words = []
     for value in values:

@@ -216,7 +216,7 @@ def _shares(shares: Mapping[str, float]) -> str:
 def _comparison(before: Sequence[DevScore], after: Sequence[DevScore]) -> Table:
     """Table of the scores of the start and of the run's model on each dev set.
 
-    A change is the difference of the scores as they are shown.
+    A change is the difference of the rounded scores in the table.
     """
     rows: list[tuple[str, ...]] = []
     for old, new in zip(before, after, strict=True):

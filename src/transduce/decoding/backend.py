@@ -2,8 +2,8 @@
 
 On a CPU the native library decodes. PyTorch is imported only where the library cannot
 decode: on a GPU, in bf16, for other architectures than the Transformer, or without a C
-compiler at installation. The library also searches, for models in PyTorch too; without
-it Python does (`start_search`).
+compiler at installation. The library also searches, even for models in PyTorch; without
+the library, Python searches (`start_search`).
 """
 
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ def choose_device(name: str) -> str:
 def choose_precision(
     precision: PrecisionChoice, device: str, checkpoints: Sequence[StoredModel]
 ) -> DecodingPrecision:
-    """Return the precision; for "auto" int8 if that rounds no weights, else fp32."""
+    """Return the precision; "auto" is int8 for quantized models, else fp32."""
     if precision != "auto":
         return precision
     are_quantized = all(
@@ -78,7 +78,7 @@ def decodes_natively(
 def prepare_for_decoding(
     checkpoint: StoredModel, device: str, precision: DecodingPrecision
 ) -> DecodingModel:
-    """Prepare a model for decoding, in the native library if that can decode it.
+    """Prepare a model for decoding, in the native library where that is possible.
 
     Raises `RequestError` if PyTorch is needed and missing, or cannot compute in this
     precision on the device, and `CheckpointError` if the weights are of another model.
@@ -173,5 +173,5 @@ def start_search(
 
 
 def has_native_search() -> bool:
-    """Whether the native library, which has the same searches, is there."""
+    """Whether the native library searches; its searches equal those in Python."""
     return api() is not None

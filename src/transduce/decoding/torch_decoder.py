@@ -58,7 +58,7 @@ Affine = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _LinearMaps:
-    """Maker of the linear maps of a step."""
+    """Factory of the linear maps of a step."""
 
     make: MakeLinear
     dtype: torch.dtype
@@ -287,7 +287,7 @@ class _FusedResidual:
         self._is_pre_norm = residual.is_pre_norm
 
     def sublayer_input(self, x: Tensor) -> Tensor:
-        """Return the input of the sub-layer, after the norm if that is first."""
+        """Return the input of the sub-layer, normalized in the pre-norm arrangement."""
         return self._normed(x) if self._is_pre_norm else x
 
     def add(self, x: Tensor, output: Tensor) -> Tensor:
@@ -424,7 +424,7 @@ class ModelSampler:
         stepper: Stepper = model
         with torch.no_grad():
             if isinstance(model, Transformer):
-                # Its joint weights are copies, so it serves this call only.
+                # The joint weights of a `FusedStep` are copies: training outdates them.
                 stepper = FusedStep(model)
             memory = model.encode(pad_rows(list(sources)).to(device))
         found = sample(

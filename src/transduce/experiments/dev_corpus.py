@@ -1,4 +1,4 @@
-"""Dev corpus: the scores of a run's models on it, and the best of them."""
+"""Dev corpus: the scores of a run's models on it, and the choice of the best model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -93,8 +93,8 @@ class DevScore:
     def kept_despite(self, best: "DevScore", *, by_loss: bool) -> str | None:
         """Message that this average is kept although a checkpoint ranks above it.
 
-        None if the two are tied. `by_loss` tells that losses alone rank them, because
-        no score is meaningful yet.
+        None if the two are tied. With `by_loss`, only losses rank them, because no
+        score is meaningful yet.
         """
         if best.loss < self.loss - LOSS_TOLERANCE:
             worse, equal = "has a higher loss", "its score is not lower"
@@ -149,7 +149,8 @@ class DevHistory:
         A gain is a score above all earlier ones, or the same score with a loss that is
         lower by more than `LOSS_TOLERANCE` than at the last gain. With the default
         `best_by`, while BLEU is not yet meaningful, a loss below all earlier ones by
-        more than that is a gain as well, and without any meaningful score the only one.
+        more than the tolerance is a gain, too. Without any meaningful score, only such
+        a loss is a gain.
         """
         metric = self._metric(self.entries)
         is_early = self.best_by == "auto" and metric in ("chrf", "loss")
@@ -187,7 +188,7 @@ class DevHistory:
     def beats_by_score(self, one: Entry, other: Entry) -> bool:
         """Whether the first entry has a better score, whatever its loss.
 
-        The loss is the score if it is `best_by`.
+        If `best_by` is "loss", the loss is the score.
         """
         metric = self._metric([*self.entries, one, other])
         if metric == "loss" and self.best_by == "auto":
@@ -414,9 +415,9 @@ class DevScoring:
         dev_sets: Sequence[DevCorpus],
         num_averaged: int = 1,
     ) -> list[DevScore]:
-        """Score a model by the search of its settings, as users will search with it.
+        """Score a model by the search of its settings, which users will use, too.
 
-        The trainer's model takes its weights.
+        Puts the model's weights into the trainer's model.
         """
         trainer.model.load_state_dict(dict(model.weights))
         search = replace(self._search, num_best=1)
@@ -433,7 +434,7 @@ class DevScoring:
         return _number(losses[-1]) if losses else None
 
     def is_patience_spent(self, step: int) -> bool:
-        """Whether as many checkpoints as `patience` were no gain."""
+        """Whether the last `patience` checkpoints, or more, were no gain."""
         training = self._training
         # Training that ended before its updates by reward would never make them.
         has_more = training.reward != "none" and not training.is_by_reward(step)

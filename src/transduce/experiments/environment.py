@@ -3,7 +3,7 @@
 All of these determine the weights bit for bit: other numbers of threads or processes
 sum in another order, other versions and processors use other kernels, and dropout and
 rounding depend on how batches are split. A resumed run has the micro-batches of its
-last start, if they fit, and warns of what has changed.
+last start, if they fit, and warns of changes.
 """
 
 from collections.abc import Callable, Mapping

@@ -207,7 +207,7 @@ def _guided_attention(run: LoadedRun, device: torch.device) -> GuidedAttention |
 
 
 def refinement_of(config: TrainingConfig) -> Refinement | None:
-    """Return how a run's updates by reward sample and reward; None without them."""
+    """Return sampler and reward of a run's updates by reward; None without them."""
     if config.reward == "none":
         return None
     sampling = SamplingConfig(number=config.reward_samples, seed=config.seed)
@@ -253,7 +253,8 @@ class RunCheckpoints:
     def newest_before_divergence(self) -> TrainingPoint | None:
         """Return the newest checkpoint from before the loss began to rise.
 
-        Later ones are set aside. Without an older one, it is the newest undamaged one.
+        Later checkpoints are set aside. If the loss was rising in all undamaged ones,
+        returns the newest of them.
         """
         rising: list[Path] = []
         for path, point in self._undamaged():
@@ -327,8 +328,8 @@ class RunCheckpoints:
         if own and all(model.tokenizer != self._tokenizer for model in own):
             raise CheckpointError(
                 f"{self._folder.path / TOKENIZER_FILE}: must be the tokenizer of the "
-                "run's checkpoints, but is another; restore the file, of which each "
-                "checkpoint has a copy."
+                "run's checkpoints, but is another; restore the file: each checkpoint "
+                "has a copy."
             )
 
     def _is_own(self, model: ModelFolder | Checkpoint) -> bool:
@@ -344,7 +345,7 @@ class RunCheckpoints:
         return checkpoint
 
     def first(self) -> TrainingPoint:
-        """Return the model before the first update: new, or that of the start."""
+        """Return the model before the first update: a new one, or the start model."""
         if not self._folder.start:
             return TrainingPoint(build(self._config.model), None)
         path, state = self._folder.path / START, None
@@ -455,7 +456,7 @@ class FinalModelChoice:
         trainer: Trainer,
         warn: Callable[[str], None],
     ) -> None:
-        """The trainer's model takes the weights of each model that is scored."""
+        """Prepare the choice; scoring puts a model's weights into the trainer's."""
         self._folder = run.folder
         self._config = run.config
         self._scoring = scoring
@@ -465,7 +466,7 @@ class FinalModelChoice:
     def save(self, members: Sequence[Checkpoint]) -> FinalModel:
         """Save the average of checkpoints, or keep the best checkpoint alone.
 
-        The run's model before, if there is one, passes on its search and its shortlist.
+        An older model of the run, if there is one, passes on its search and shortlist.
         """
         scoring, best_folder = self._scoring, self._folder.path / BEST
         averaged, older = self._folder.path / AVERAGED, self._folder.last_model
@@ -515,8 +516,7 @@ class FinalModelChoice:
     def scores_of_start(self) -> list[DevScore]:
         """Score the model that the run started from, if there is one.
 
-        The run's settings apply to it, those of the search too, as they do for its
-        loss.
+        Its loss and its search follow the run's settings.
         """
         if not self._folder.start or not self._scoring.dev_sets:
             return []

@@ -165,7 +165,7 @@ class Transformer(nn.Module):
 
     @property
     def cross_attention_taps(self) -> list[nn.Module]:
-        """Modules that the weights of cross-attention pass through, one a layer.
+        """Modules, one for each layer, that the weights of cross-attention pass.
 
         `step` computes all positions anew, so its weights also have a row for each
         target position: [sentences * group, heads, target, source].

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SENTENCES = (1, 2, 4, 8, 16, 32, 64, 128)
 OTHER = "other"
-"""Path by which all requests are counted that no documented path answers."""
+"""Path under which requests to undocumented paths are counted."""
 
 
 class Monitor:
@@ -174,7 +174,7 @@ class Endpoints:
         self._admission = admission
         self._monitor = monitor
         self._loading: dict[str, Future[Attend]] = {}
-        """PyTorch's copy of each model, being loaded for /v1/attention, by its name."""
+        """Loading of each model into PyTorch, for /v1/attention, by its name."""
 
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Translate texts, as LibreTranslate does."""
@@ -337,7 +337,7 @@ class Endpoints:
         if message.tag is not None:
             find_corpus_tag(message.tag, queue.translator.tokenizer.corpus_tags)
         attend = await self._loaded(model, deadline)
-        # Only now, as a copy of the translator shares what is loaded.
+        # After the loading, as a copy of the translator shares the loaded model.
         translator = _with_tag(model, message.tag)
         work = partial(attend, translator, source, message.target)
         found = await while_connected(request, queue.run(work, deadline))

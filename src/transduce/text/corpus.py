@@ -49,8 +49,7 @@ class Line:
     path: Path
     number: int
     content: bytes
-    """Bytes of the line; of one above `MAX_LINE_BYTES`, only its beginning, which is
-    still above this."""
+    """Bytes of the line. A line above `MAX_LINE_BYTES` is cut, but stays above it."""
 
     @property
     def place(self) -> str:
@@ -149,7 +148,7 @@ def require_characters(text: str) -> None:
         raise RequestError(
             f"Text must be valid Unicode, but character {error.start + 1:,} of "
             f"{shortened(text)} is {text[error.start]!r}, half of a surrogate pair; "
-            "remove it, or decode the text as what it is encoded in."
+            "remove it, or decode the text by its own encoding."
         ) from None
 
 
@@ -193,8 +192,8 @@ def aligned_lines(
 ) -> Iterator[tuple[Line, Line]]:
     """Yield the lines of both sides in step; `DataError` where one side ends first.
 
-    Files are paired in order, so that unequal counts are found in the file that has
-    them and do not shift the files after it. `names` are those of the sides in errors.
+    Files are paired in order, so that a wrong number of lines is reported for its own
+    file, and does not shift the files after it. `names` names the sides in errors.
     """
     sides = " and ".join(names)
     if len(source) != len(target):
@@ -230,7 +229,8 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def stream_lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
-    """Yield the lines of a stream; `readline` takes a maximum of bytes, as a file's."""
+    """Yield the lines of a stream; `readline` takes a maximum of bytes, like a
+    file's."""
     limit = MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n")
     read = partial(readline, limit)
     for number, part in enumerate(iter(read, b""), start=1):

@@ -3,11 +3,11 @@
 Ids 0 to 2 are special, the next 256 are bytes, and the learned pieces follow. In a
 vocabulary of words, two ids of unknown words take the place of the bytes.
 
-A tag is one token before a source. Tags of corpora, such as <bt> (Caswell et al.,
-2019), are made in training alone: no text gives one. The tag of a target language is
-written before the text as in OPUS-MT's models, `>>de<< A man sleeps.`, and there are
-models that are imported with such tags. Both mix signs and letters, which no learned
-piece does.
+A tag is one token before a source. Training adds the tags of corpora, such as <bt>
+(Caswell et al., 2019); these characters in a text are no tag. The tag of a target
+language is written in the text, as for OPUS-MT's models: `>>de<< A man sleeps.`
+Imported models can have such tags. Tags mix signs and letters, which no learned piece
+does.
 """
 
 import re
@@ -127,7 +127,7 @@ def corpus_tags(pieces: Iterable[str]) -> tuple[str, ...]:
 def find_corpus_tag(name: str, tags: Sequence[str]) -> str:
     """Return the tag of a corpus, given with or without its angle brackets.
 
-    Raises `RequestError`, which names the tags that there are, if it is none of them.
+    Raises `RequestError`, which lists the model's tags, for any other name.
     """
     for tag in (name, f"<{name}>"):
         if tag in tags:
@@ -149,8 +149,8 @@ def find_language_tag(
     """Return the tag of the language, or of one that matches it best.
 
     The language may be a BCP 47 tag (de for >>deu<<), or written as in the tag
-    (zho_Hans). Raises `RequestError` with the languages that there are; `what` names
-    the language in its message.
+    (zho_Hans). Raises `RequestError`, which lists the model's languages, for any other;
+    `what` names the language in its message.
     """
     by_language = {_language(tag): tag for tag in reversed(tags)}
     written = f">>{language}<<"
@@ -185,7 +185,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def languages_of(tags: Sequence[str]) -> list[str]:
-    """Return the languages that tags name, as BCP 47 tags where they are such."""
+    """Return the languages that tags name, as BCP 47 tags where possible."""
     return [_language(tag) for tag in tags]
 
 
