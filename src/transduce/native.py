@@ -108,7 +108,7 @@ LAYERS = Work(
 
 
 class _Refusal(threading.local):
-    """Why the last allocation was refused to this thread."""
+    """Reason for which the last allocation in this thread was refused."""
 
     sizes: str = ""
     error: BaseException | None = None
@@ -166,7 +166,7 @@ def library() -> Any | None:
 def check_allocations(min_bytes: int) -> None:
     """Make the library refuse allocations that exceed the free memory.
 
-    It checks those of at least `min_bytes` bytes.
+    Allocations of fewer than `min_bytes` bytes are not checked.
     """
     assert _library is not None
     _library.td_use_allocation_check(_may_allocate, min_bytes)

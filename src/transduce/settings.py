@@ -148,8 +148,8 @@ def apply_assignments(
     """Change single settings, each given as `key=value` with the value in TOML.
 
     The last value of a setting counts, so that an option added to a command overrides
-    those before. Apart from that their order has no effect, as they are checked
-    together. `where` begins the messages of `ConfigError`, as in `apply_mapping`.
+    earlier ones. The order has no other effect, as all settings are checked together.
+    `where` begins the messages of `ConfigError`, as in `apply_mapping`.
     """
     return apply_mapping(config, nested(assigned_values(assignments)), where)
 
@@ -258,9 +258,9 @@ def _value(text: str) -> Any:
 
 
 def _checked(key: str, value: Any, expected: Any, where: str) -> Any:
-    """Return a setting's value in its own type; `ConfigError` if it has another one.
+    """Return a value in the type of its setting; `ConfigError` if it has another type.
 
-    The first option of a union that fits is taken.
+    In a union, the first fitting type counts.
     """
     if type(value) is expected:
         return value
@@ -303,7 +303,7 @@ def _is_made_by(option: Any, value: Any) -> bool:
 
 def _choice(value: Any, choices: Sequence[str]) -> str | None:
     """Return the choice that a value is; None if it is none of them."""
-    if value is None:  # a bare `none`, of which `_value` makes None
+    if value is None:  # `_value` reads a bare `none` as None
         value = "none"
     return value if isinstance(value, str) and value in choices else None
 
@@ -400,7 +400,7 @@ def _unknown(key: str, config: Any, prefix: str, where: str) -> str:
 
 def _names(config: Any, prefix: str) -> Iterator[str]:
     for field in fields(config):
-        value = getattr(config, field.name, None)  # of a table's type, not its instance
+        value = getattr(config, field.name, None)  # `config` may be a class
         if is_dataclass(value):
             yield from _names(value, f"{prefix}{field.name}.")
         else:

@@ -3,9 +3,9 @@
 A search reads logits and returns the rows to keep. The semantics of beam search are
 those of the paper's own code: each step considers the 2 * beam_size likeliest
 continuations of a sentence. Continuations with the end token become finished hypotheses
-outside the beam; the best beam_size others continue. A sentence is done when
-no live hypothesis can still enter its `num_best` finished ones, or, with `patience`,
-when enough hypotheses have finished.
+outside the beam; the best beam_size others continue. A sentence is done when no live
+hypothesis can still enter its `num_best` finished ones, or, with `patience`, when
+enough hypotheses have finished.
 
 A wider beam may find a lower score: hypotheses that look better for a few steps can
 push the later winner out of the beam. Without patience, and with a beam wide enough to
@@ -64,7 +64,7 @@ def beam_search(
     decoder
         Decoder of the encoded sources, before its first step.
     max_lengths
-        Most tokens of each sentence's output, the end token included.
+        Maximum number of tokens of each sentence's output, with the end token.
     config
         Beam size, length penalty and the other settings of the search. `max_lengths`
         takes the place of `extra_length` and `max_length`, and `shortlist` has no
@@ -140,7 +140,7 @@ class _BeamSentence(Sentence):
         self.beam = [_PartialHypothesis(None, -1, 0.0)]
         """Live hypotheses: one before the first step, then `beam_size`."""
         self.parents = [0]
-        """Numbers, in the beam before, of the hypotheses that these continue."""
+        """Number, in the beam before, of each live hypothesis's parent."""
         self.coverage = [0.0]
         """Coverage of each live hypothesis; 0 without a coverage penalty."""
         self._finished: list[Hypothesis] = []
@@ -163,7 +163,7 @@ class _BeamSentence(Sentence):
 
     @property
     def totals(self) -> list[float]:
-        """Log-probabilities by which candidates are ranked, with that of the next."""
+        """Log-probability of each live hypothesis; candidates add their token's."""
         return [each.log_probability for each in self.beam]
 
     def restricted(self) -> Iterator[list[int] | None]:
@@ -198,8 +198,8 @@ class _BeamSentence(Sentence):
         if not (is_dead_end or is_at_limit or self._is_final(best)):
             return False
         # Without finished hypotheses the live ones are returned, truncated. With
-        # patience, those at the length limit that were among the candidates that may
-        # end are ranked with the finished ones.
+        # patience, live hypotheses at the length limit are ranked with the finished
+        # ones if they were among the candidates that may end.
         num_truncated = 0
         if self._length and not self._finished:
             num_truncated = len(self.beam)

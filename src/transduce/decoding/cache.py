@@ -109,7 +109,7 @@ class LayerCache(SourceCache):
         Float[Tensor, "sentences heads used d_k"],
         Float[Tensor, "sentences heads used d_v"],
     ]:
-        """Write into the last of the first `num_slots` slots; return all of these.
+        """Write into the last of the first `num_slots` slots; return the first slots.
 
         `slots` names other slots. It is a tensor, so that a recorded step can write
         into different slots each time.
@@ -228,7 +228,7 @@ class DecodingState:
         )
 
     def alias(self) -> "DecodingState":
-        """Return a state that has the same tensors until one of them is replaced."""
+        """Return a state that shares the tensors, and may replace them by its own."""
         return replace(self, layers=[replace(each) for each in self.layers])
 
     def views(self, sentences: int, source: int, slots: int) -> list[Tensor]:

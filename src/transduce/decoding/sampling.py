@@ -27,7 +27,7 @@ def sample(
 ) -> list[list[Hypothesis]]:
     """Return `config.number` samples of each sentence, likeliest first.
 
-    The random numbers of a sentence depend on `config.seed` and its own one of `seeds`,
+    The random numbers of a sentence depend on `config.seed` and its entry of `seeds`,
     not on other sentences. Scores are log-probabilities of the model itself, without
     temperature, `top_k` and `top_p`.
     """
@@ -58,8 +58,8 @@ class Sampling:
     ) -> tuple[Int64[np.ndarray, "kept samples"], Int64[np.ndarray, "kept samples"]]:
         """Draw a token for each sample.
 
-        Returns the rows that continue and the token of each. Samples that are done
-        continue, with tokens that are ignored, until all of their sentence are.
+        Returns the rows that continue and the token of each. A sample that is done
+        continues, with tokens that are ignored, until its sentence is done.
         """
         group_size, count = logits.shape[1], self._config.number
         uniforms = np.stack([each.uniforms() for each in self.live])

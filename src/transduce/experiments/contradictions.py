@@ -57,7 +57,8 @@ def refuse_contradictions(
 ) -> None:
     """Raise `ConfigError` if settings contradict each other, or the files.
 
-    The languages must be those of the run. A tokenizer is given if none is learned.
+    The languages must be those of the run. A `tokenizer` is one that is not learned,
+    but given.
     """
     for message in _contradictions(config, files):
         raise ConfigError(message)
@@ -465,7 +466,8 @@ def _text_augmentation_without_effect(
 
 
 def _changed(config: object, *among: str) -> str | None:
-    """Name of the first setting, of all or of some, that is not at its default."""
+    """Name of the first setting, or the first of `among`, that differs from its
+    default."""
     names = among or type(config).__dataclass_fields__  # type: ignore[attr-defined]
     default = type(config)()
     return next((n for n in names if getattr(config, n) != getattr(default, n)), None)

@@ -11,8 +11,8 @@ Text is scored in Unicode NFC, in which models translate: a reference in another
 would lack all words with accents of Vietnamese or with some letters of Hindi. If that
 changes a text, the signature of the score has "nfc:yes", as sacreBLEU differs there.
 
-GLEU is the reward of GNMT (Wu et al., 2016, section 5). BLEU is a measure of a corpus:
-of one sentence it is 0 without a common 4-gram. GLEU counts 1- to 4-grams together, and
+GLEU is the reward of GNMT (Wu et al., 2016, section 5). BLEU measures a corpus: for a
+single sentence it is 0 without a common 4-gram. GLEU counts 1- to 4-grams together, and
 is symmetric.
 
 sacreBLEU is imported by the functions that use it: translating, cleaning and training
@@ -135,8 +135,8 @@ class BleuScore:
     hypothesis_length: int
     """Number of words of the hypotheses, as the protocol tokenizes."""
     reference_length: int
-    """Number of words of the references, as the protocol tokenizes; of several
-    references of a sentence, those of the closest in length."""
+    """Number of words of the references, as the protocol tokenizes. If a sentence has
+    several references, the one closest in length counts."""
     statistics: tuple[int, ...]
     """Sufficient statistics: the two lengths, the matched 1- to 4-grams, and all 1- to
     4-grams of the hypotheses. A corpus has the sums over its sentences."""
@@ -171,9 +171,9 @@ def corpus_bleu(
 ) -> BleuScore:
     """Score detokenized text as sacreBLEU does (Post, 2018): 13a words by default.
 
-    With more than one reference, an n-gram matches as often as it occurs in the
-    reference that has it most often, and the reference length is that of the reference
-    that is closest to the hypothesis, as in all protocols of BLEU.
+    With several references, as in all protocols of BLEU, an n-gram matches at most as
+    often as in the reference that has it most often, and the reference closest in
+    length to the hypothesis gives the reference length.
     """
     from sacrebleu.metrics.bleu import BLEU
 
@@ -213,7 +213,8 @@ def paper_bleu(
     Both sides pass Unicode punctuation replacement, Moses' tokenizer, compound
     splitting and multi-bleu.perl. The paper's script is for English-German; only German
     compounds are split. The score is meaningless for languages without spaces between
-    words, since Moses' tokenizer splits at spaces."""
+    words, since Moses' tokenizer splits at spaces.
+    """
     from sacremoses import MosesTokenizer  # slow to import, rarely needed
 
     tokenizer, splits_compounds = MosesTokenizer(language), language == "de"
@@ -410,7 +411,7 @@ def sentence_gleu(
 def gleu_of_counts(
     hypothesis: Counter[tuple[Hashable, ...]], reference: Counter[tuple[Hashable, ...]]
 ) -> float:
-    """Return the GLEU of counted n-grams, to count those of a reference only once."""
+    """Return the GLEU of counted n-grams, so that a reference is counted only once."""
     if not hypothesis or not reference:
         return 0.0
     matches = sum(min(count, reference[gram]) for gram, count in hypothesis.items())

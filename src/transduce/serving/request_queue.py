@@ -198,11 +198,11 @@ class RequestQueue:
     """Lets callers in any thread or event loop share a model.
 
     The model works in one thread, on one batch at a time. Each caller has a share of
-    it, so that one with many sentences does not block the others. A cancelled sentence
-    leaves the queue at once; if the model is searching for it, the search ends between
-    two steps. A caller gets its answer or an error within the timeout, even if the
-    model hangs. A fork of the process needs a queue of its own, as threads do not
-    survive a fork.
+    the batch, so that a caller with many sentences does not block the others. A
+    cancelled sentence leaves the queue at once; if the model is searching for its
+    translation, the search ends between two steps. A caller gets its answer or an error
+    within the timeout, even if the model hangs. A fork of the process needs a queue of
+    its own, as threads do not survive a fork.
     """
 
     def __init__(
@@ -255,12 +255,12 @@ class RequestQueue:
     ) -> list[Future[Translation]]:
         """Enqueue sentences; return a future of each translation.
 
-        A tag is one of `Translator.with_tag`. By default, the search is the model's own
-        and the deadline that of a new request. Raises `BusyError` if too many sentences
-        wait, `TooLongError` if these alone are too many, `RequestError` if the model is
-        a parser, `sentences` is a string, or this process is a fork. A future raises
+        A tag is as in `Translator.with_tag`. By default, the search is the model's own,
+        and the deadline a new one. Raises `BusyError` if too many sentences wait,
+        `TooLongError` if the new ones alone are too many, `RequestError` if the model
+        is a parser, `sentences` is a string, or this process is a fork. A future raises
         `OverdueError` if its sentence was not started in time, and `TimeLimitError` if
-        it was started, but took too long.
+        the sentence was started, but took too long.
         """
         require_translation(self.translator)
         task = _Translate(search or self.translator.search, tag)
@@ -353,7 +353,7 @@ class RequestQueue:
     ) -> Result:
         """Run other work with the model, in its thread and in turn.
 
-        `is_new` and the errors are those of `run_in_slices`.
+        `is_new` and the errors are as in `run_in_slices`.
         """
         [found] = await self.run_in_slices(
             lambda: (work() for _ in range(1)), deadline, is_new=is_new
@@ -370,9 +370,8 @@ class RequestQueue:
         """Run work slice by slice, with turns of other requests in between.
 
         Raises `BusyError` if too much such work waits, and the errors of `submit`. Work
-        that is not new is the rest of an accepted request, which runs however much
-        waits: to refuse it would waste the search, and break off an answer that has
-        begun.
+        that is not new is the rest of an accepted request, and is never refused: a
+        refusal would waste the search, and break off an answer that has begun.
         """
         self._require_own_process()
         request = _Slices(
@@ -495,7 +494,7 @@ class RequestQueue:
     def _take_batch(self, task: _Task[Found]) -> list[_Assigned[Found]]:
         """Take a batch of sentences for a task out of the queue.
 
-        Each request has an equal share; room that some leave is filled in their order.
+        Each request has an equal share; places that are left go to the first requests.
         """
         alike = [
             each

@@ -76,14 +76,13 @@ class TrainingConfig:
     """Learning rate below which the schedule plateau ends the training (Gehring et al.,
     2017)."""
     cooldown_share: float = 0.0
-    """Share of the updates, the last ones, over which the learning rate is also
-    multiplied by a factor that falls linearly from 1 to nearly 0. The paper has no such
-    phase. A run that ends by its patience may not reach it."""
+    """Share of the updates, at the end of the training, over which the learning rate is
+    also multiplied by a factor that falls linearly from 1 to nearly 0. The paper has no
+    such phase. A run that ends by its patience may not reach it."""
     optimizer: OptimizerKind = "adam"
-    """Optimizer: adam for all weights (section 5.3); muon for the matrices of the
-    layers, those of recurrent gates and experts too, and Adam for the rest; sgd, with
-    or without `momentum`; or nesterov, SGD with Nesterov's momentum (Sutskever et al.,
-    2013)."""
+    """Optimizer: adam for all weights (section 5.3); muon for the matrices of layers,
+    recurrent gates and experts, with Adam for the other weights; sgd, with or without
+    `momentum`; or nesterov, SGD with Nesterov's momentum (Sutskever et al., 2013)."""
     momentum: float = 0.0
     """Momentum of sgd and nesterov; 0.99 with nesterov in Gehring et al. (2017)."""
     sgd_from_step: int | None = None
@@ -94,8 +93,8 @@ class TrainingConfig:
     loss is the sum over a sentence: for 27 tokens that is 13.5 here."""
     clip_norm: float | None = None
     """Largest norm of the gradient of an update, of all weights together; a larger
-    gradient is scaled down to it (Pascanu et al., 2013). The gradient is that of the
-    mean loss of a target token. The paper does not clip: none."""
+    gradient is scaled down to it (Pascanu et al., 2013). The loss is the mean over the
+    target tokens. The paper does not clip: none."""
     beta1: float = 0.9
     """Decay rate of Adam's mean of gradients (section 5.3)."""
     beta2: float = 0.98
@@ -114,8 +113,8 @@ class TrainingConfig:
     divergences. An update takes twice as long. 0, as in the paper, for one pass."""
     reward: RewardKind = "none"
     """Reward of sampled translations whose expectation the last updates of the run
-    raise: gleu is that of Wu et al. (2016). These updates have no dropout. The paper
-    trains by likelihood alone: none."""
+    raise: gleu, as in Wu et al. (2016). These updates have no dropout. The paper trains
+    by likelihood alone: none."""
     reward_steps: int | None = None
     """Number of updates by reward, the last ones of the run; about 400,000 in Wu et al.
     (2016). The others are by likelihood alone."""
