@@ -2,7 +2,8 @@
 
 A signal becomes a request to stop, or an error. The signals are SIGINT (Ctrl-C),
 SIGTERM, and SIGHUP, which a closing terminal sends. A process that ignores SIGHUP, as
-under nohup, continues to ignore it. In commands, SIGUSR1 and SIGUSR2 are like SIGTERM.
+under nohup, continues to ignore it. In commands, SIGUSR1, SIGUSR2 and SIGXCPU are like
+SIGTERM.
 """
 
 import math
@@ -39,9 +40,12 @@ WATCH_SECONDS = 0.5
 
 
 SCHEDULER_SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGUSR1", "SIGUSR2", "SIGXCPU")
+    if hasattr(signal, name)
 )
-"""Signals by which schedulers announce the end of a job; Windows has none of them."""
+"""Signals by which schedulers announce the end of a job, and the kernel that of the CPU
+time (`ulimit -t`); Windows has none of them."""
 
 
 def terminations() -> list[signal.Signals]:
@@ -63,7 +67,7 @@ def _is_own(handler: object) -> bool:
 
 @contextmanager
 def ended_by_schedulers() -> Iterator[None]:
-    """Handle SIGUSR1 and SIGUSR2 like SIGTERM, unless they have another handler.
+    """Handle the signals of schedulers like SIGTERM, unless they have another handler.
 
     They would end the process in any case. This is for commands: a program that imports
     the package may use these signals itself, even without a handler that Python knows.
@@ -176,9 +180,10 @@ def stop_on_signal() -> Iterator[Callable[[], bool]]:
 def unwound_on_termination() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into `SystemExit`, so that partial work is undone.
 
-    A second signal soon after the first is ignored: `timeout`, for example, signals a
-    program and then its group, and the second signal must not interrupt the undoing.
-    Outside the main thread, the signals end the program at once, as usual.
+    A second signal soon after the first is ignored, unless it is Ctrl-C: `timeout`, for
+    example, signals a program and then its group, and the second signal must not
+    interrupt the undoing. Outside the main thread, the signals end the program at once,
+    as usual.
 
     If Python or a library ignores the exception, it is raised again soon, or at the end
     of the block, in place of a fault that follows from it. The same holds for
@@ -205,7 +210,7 @@ class _Interruption:
     def __init__(self) -> None:
         self._error: _TerminationError | KeyboardInterrupt | None = None
         self._last = -math.inf
-        """Time of the last termination in seconds."""
+        """Time of the last signal that took effect, in seconds."""
         self._timers: list[threading.Timer] = []
         self._report = sys.unraisablehook
 
@@ -214,14 +219,15 @@ class _Interruption:
         if any(each.f_code is self._handle.__code__ for each in _callers(frame)):
             self._timers.append(_send_again(number))
             return
+        now = time.monotonic()
         if number == signal.SIGINT:
             self._error = KeyboardInterrupt()
-            raise self._error
-        now = time.monotonic()
-        if now - self._last >= REPEATED_SECONDS:
-            self._last = now
+        elif now - self._last >= REPEATED_SECONDS:
             self._error = _TerminationError(number)
-            raise self._error
+        else:
+            return
+        self._last = now
+        raise self._error
 
     @contextmanager
     def raised_at_end(self) -> Iterator[None]:

@@ -328,7 +328,7 @@ def test_ctrl_c_after_the_end_of_the_command_ends_the_program_without_a_trace(
     assert ended.stderr == b""
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
 def test_a_signal_of_a_scheduler_stops_a_command(number):
     with ended_by_schedulers(), unwound_on_termination():
         with stop_on_signal() as should_stop:
@@ -439,20 +439,25 @@ def interrupt(number: int, _frame: object) -> None:
     raise KeyboardInterrupt(number)
 
 
-def test_a_repeated_signal_does_not_interrupt_the_undoing() -> None:
+@pytest.mark.parametrize("first", SIGNALS)
+def test_a_repeated_signal_does_not_interrupt_the_undoing(
+    first: signal.Signals,
+) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     undone = []
 
     def work() -> None:
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(first)
         finally:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGHUP)
             undone.append(1)
 
-    with pytest.raises(SystemExit) as ended, unwound_on_termination():
+    with pytest.raises(ENDS[first]) as ended, unwound_on_termination():
         work()
-    assert ended.value.code == 128 + signal.SIGTERM
+    if first != signal.SIGINT:
+        assert ended.value.code == 128 + first
     assert undone == [1]
 
 

@@ -109,13 +109,15 @@ def run_processes(command: Sequence[str], count: int) -> int:
     The processes connect by torchrun's environment variables. If one fails, the others
     are ended, and its exit code is returned. Raises `ProcessKilledError` if a process
     was killed, and `ProcessLostError` for an unknown cause. The first process prints
-    its errors; the errors of another are printed only if it failed first.
+    its errors; the errors of another are printed only if it failed first. A signal that
+    ends processes before they can handle it ends this one alike: Ctrl-C raises
+    `KeyboardInterrupt`, and the exit code for signal n is 128 + n.
     """
     require_between("--devices", count, 1, max(num_cores(), MAX_DEVICES))
     with ExitStack() as stack:
         port = _free_port()
         workers: list[_Worker] = []
-        with _signals_passed_on(workers):
+        with _signals_passed_on(workers) as arrived:
             try:
                 with signals_held():  # one that comes now must reach all workers
                     for rank in range(count):
@@ -124,7 +126,7 @@ def run_processes(command: Sequence[str], count: int) -> int:
                 failed = _wait(workers)
             finally:
                 _end(workers)
-        return _exit_code(workers, failed)
+        return _exit_code(workers, failed, arrived)
 
 
 def _start(
@@ -156,20 +158,23 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[None]:
-    """Forward signals to the workers; Ctrl-C reaches them through the terminal."""
+def _signals_passed_on(workers: Sequence[_Worker]) -> Iterator[list[int]]:
+    """Forward signals to the workers as SIGTERM; yield those that have arrived.
 
-    # Not `SIG_IGN`, which the workers would inherit.
-    def leave_it_to_them(_number: int, _frame: FrameType | None) -> None: ...
+    The terminal sends Ctrl-C to the workers, too, but a program that runs this one may
+    send it here alone. SIGTERM soon after Ctrl-C changes nothing for a worker.
+    """
+    arrived: list[int] = []
 
-    def terminate(_number: int, _frame: FrameType | None) -> None:
+    def terminate(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
         for worker in workers:
             worker.process.terminate()
 
-    before = {number: signal.signal(number, terminate) for number in terminations()}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, leave_it_to_them)
+    numbers = (signal.SIGINT, *terminations())
+    before = {number: signal.signal(number, terminate) for number in numbers}
     try:
-        yield
+        yield arrived
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -195,17 +200,28 @@ def _end(workers: Sequence[_Worker]) -> None:
             worker.process.wait()
 
 
-def _exit_code(workers: Sequence[_Worker], failed: Sequence[_Worker]) -> int:
-    """Return the exit code, or raise an error, for the processes that failed first."""
+def _exit_code(
+    workers: Sequence[_Worker], failed: Sequence[_Worker], arrived: Sequence[int]
+) -> int:
+    """Return the exit code, or raise an error, for the processes that failed first.
+
+    `arrived` are the signals that were forwarded to all processes.
+    """
     if not failed:
         return 0
-    for worker in failed:
-        if (code := worker.process.returncode) < 0:
+    forwarded = {signal.SIGINT, signal.SIGTERM} if arrived else set()
+    ended_by = {-each.process.returncode: each for each in reversed(failed)}
+    for number, worker in ended_by.items():
+        if number > 0 and number not in forwarded:
             raise ProcessKilledError(
                 f"Process {workers.index(worker) + 1} of {len(workers)} was killed "
-                f"({signal.Signals(-code).name}), and the others were ended."
+                f"({signal.Signals(number).name}), and the others were ended."
             )
     cause = next((worker for worker in workers if worker.is_at_fault), None)
+    if cause is None and forwarded.intersection(ended_by):
+        if arrived[0] == signal.SIGINT:
+            raise KeyboardInterrupt
+        return 128 + arrived[0]
     if cause is None:
         raise ProcessLostError(LOST)
     if cause is not workers[0]:
@@ -230,11 +246,13 @@ def naming_resume_command(
     how = f"Continue with: {program()} {shlex.join(options)}"
     try:
         yield
-    except (TrainingStoppedError, ProcessKilledError, ProcessLostError) as error:
+    except TrainingStoppedError as error:
         raise type(error)(f"{error} {how}") from None
-    except KeyboardInterrupt:
+    except (ProcessKilledError, ProcessLostError, KeyboardInterrupt) as error:
         if not (out / RUN_CONFIG).is_file():
             raise  # before the run existed
+        if not isinstance(error, KeyboardInterrupt):
+            raise type(error)(f"{error} {how}") from None
         raise TrainingStoppedError(
             f"Interrupted; the last checkpoint is kept. {how}"
         ) from None

@@ -84,6 +84,15 @@ def test_the_command_that_resumes_is_named_as_it_was_called(monkeypatch, tmp_pat
     assert str(stopped.value) == f"Stopped. Continue with: {how}"
 
 
+@pytest.mark.parametrize(
+    "error", [ProcessKilledError, ProcessLostError, KeyboardInterrupt]
+)
+def test_no_command_resumes_a_run_that_does_not_exist_yet(tmp_path, error):
+    with pytest.raises(error) as ended, naming_resume_command(tmp_path / "new"):
+        raise error("Ended.")
+    assert str(ended.value) == "Ended."
+
+
 def test_a_process_names_the_command_that_started_it(monkeypatch, tmp_path, capfd):
     (tmp_path / "transduce").touch()
     monkeypatch.setattr("sys.argv", [str(tmp_path / "transduce"), "train"])
@@ -115,17 +124,40 @@ def test_a_lost_connection_without_a_cause_is_reported():
         run(END_WITH_ANOTHER, END_WITH_ANOTHER)
 
 
-def test_a_termination_while_a_process_starts_reaches_it(monkeypatch):
-    start = subprocess.Popen
+@pytest.fixture
+def signal_at_start(monkeypatch):
+    """Return a function that lets a signal arrive while a process starts."""
 
-    def interrupted(*arguments, **options):
-        started = start(*arguments, **options)
-        signal.raise_signal(signal.SIGTERM)
-        return started
+    def arrive(number: int) -> None:
+        start = subprocess.Popen
 
-    monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(ProcessKilledError, match="was killed .SIGTERM."):
-        run("time.sleep(10)", "", count=1)
+        def interrupted(*arguments, **options):
+            started = start(*arguments, **options)
+            signal.raise_signal(number)
+            return started
+
+        monkeypatch.setattr(subprocess, "Popen", interrupted)
+
+    return arrive
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_while_a_process_starts_reaches_it(signal_at_start, number):
+    signal_at_start(number)
+    assert run("time.sleep(60)", "", count=1) == 128 + number
+
+
+def test_ctrl_c_in_the_launcher_alone_reaches_a_process_that_starts(signal_at_start):
+    signal_at_start(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run("time.sleep(60)", "", count=1)
+
+
+def test_a_process_that_explains_its_end_by_a_signal_gives_its_exit_code(capfd):
+    told = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('Stopped.'))"
+    interrupt = "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+    assert run(f"{told}; time.sleep(0.3); {interrupt}", "time.sleep(60)") == 1
+    assert capfd.readouterr().err == "Stopped.\n"
 
 
 def test_ctrl_c_interrupts_all_started_processes():
