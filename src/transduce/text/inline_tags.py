@@ -104,6 +104,11 @@ class Element:
     the sentence."""
     closing: str = ""
     """End tag; empty if the sentence has none."""
+    indentation: str = ""
+    """Wide or no-break space between the start tag and the sentence. It stays before
+    the translation if the element moves."""
+    final_space: str = ""
+    """Such space between the sentence and the end tag."""
     children: tuple["Element", ...] = ()
     is_copied: bool = False
     """Whether its text is not translated; then `opening` is the whole element."""
@@ -439,9 +444,12 @@ def with_tags(
     """Return a translation as HTML, with the tags of the sentence."""
     whole = Element(start=0, end=len(sentence), opening="", children=tags)
     placement = _Placement(sentence, translation, links)
-    parts: list[str] = []
-    _write(placement.placed(whole, (0, len(translation))), translation, parts)
-    return "".join(parts)
+    placed = placement.placed(whole, (0, len(translation)))
+    moved = [each for each in _all_placed(placed) if not each.begins_translation]
+    parts = [each.element.indentation for each in moved]
+    _write(placed, translation, parts)
+    moved = [each for each in _all_placed(placed) if each.span[1] < len(translation)]
+    return "".join([*parts, *(each.element.final_space for each in moved)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,6 +462,17 @@ class _Placed:
     has_spaces: tuple[bool, bool]
     """Whether space must stand before it, and after it, unless it tears a word."""
 
+    @property
+    def begins_translation(self) -> bool:
+        return self.span[0] == 0
+
+
+def _all_placed(placed: _Placed) -> Iterator[_Placed]:
+    """Yield an element and those within it, in order."""
+    yield placed
+    for child in placed.children:
+        yield from _all_placed(child)
+
 
 def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
     element, (at, end) = placed.element, placed.span
@@ -462,12 +481,16 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
     if has_space_before and not is_apart and _lacks_space_before(translation, at):
         parts.append(" ")
     parts.append(element.opening)
+    if placed.begins_translation:
+        parts.append(element.indentation)
     if not element.is_copied:
         for child in placed.children:
             parts.append(escape(translation[at : child.span[0]], quote=False))
             _write(child, translation, parts)
             at = child.span[1]
         parts.append(escape(translation[at:end], quote=False))
+    if end == len(translation):
+        parts.append(element.final_space)
     parts.append(element.closing)
     if has_space_after and _lacks_space_after(translation, end):
         parts.append(" ")

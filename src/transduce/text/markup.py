@@ -541,7 +541,9 @@ class _PlacedTag(NamedTuple):
     kind: str
     name: str
     source: str
-    """Source of the tag, with the white space between it and the sentence."""
+    """Source of the tag, with the white space of HTML between it and the sentence."""
+    margin: str
+    """Source of wider space between it and the sentence, which a browser shows."""
     at: int
     end: int
     has_space_before: bool
@@ -558,12 +560,17 @@ def _placed_tags(
     length = sentence.text_end - sentence.text_start
     for i, tag in enumerate(tags):
         start, stop = tag.start, tag.end
+        margin = ""
         if stop <= sentence.source_start:
             is_last = i + 1 == len(tags)
             following = sentence.source_start if is_last else tags[i + 1].start
             stop = min(following, sentence.source_start)
+            if tag.kind == "start" and source.text[tag.end : stop].strip(SPACES):
+                margin, stop = source.cut(tag.end, stop), tag.end
         elif start >= sentence.source_end:
             start = max(tags[i - 1].end if i else 0, sentence.source_end)
+            if tag.kind == "end" and source.text[start : tag.start].strip(SPACES):
+                margin, start = source.cut(start, tag.start), tag.start
         place = block.text_at(tag.start) - sentence.text_start
         at = end = min(max(place, 0), length)
         if tag.kind == "copied" and tag.text:
@@ -571,7 +578,9 @@ def _placed_tags(
             end = min(max(place, at), length)
         has_spaces = tag.start in block.spaced_before, tag.start in block.spaced_after
         text = source.cut(start, stop)
-        placed.append(_PlacedTag(tag.kind, tag.name, text, at, end, *has_spaces))
+        placed.append(
+            _PlacedTag(tag.kind, tag.name, text, margin, at, end, *has_spaces)
+        )
     return placed
 
 
@@ -595,6 +604,7 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
                 start=tag.at,
                 end=length,
                 opening=tag.source,
+                indentation=tag.margin,
                 ends_after=True,
                 has_space_before=tag.has_space_before,
             )
@@ -616,6 +626,7 @@ def _elements(tags: Sequence[_PlacedTag], length: int) -> SentenceTags | None:
                 element,
                 end=tag.at,
                 closing=tag.source,
+                final_space=tag.margin,
                 children=tuple(children),
                 ends_after=False,
                 has_space_after=tag.has_space_after,

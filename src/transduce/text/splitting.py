@@ -9,10 +9,13 @@ model are split at clauses or words.
 """
 
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import chain
 from string import digits
 from typing import Literal
 
@@ -25,7 +28,7 @@ Judgement = Literal["end", "inside", "unknown"]
 SegmentFunction = Callable[[str, str], list[str]]
 """Function that splits a text of a language into sentences that join to it again."""
 
-CLOSERS = "\"'\u2019\u201d\u201c\u2018»«›‹)\\]}」』）】〉》〕〗］｝＂＇"
+CLOSERS = "\"'\u2019\u201d\u201c\u2018»«›‹)\\]}」』）】〉》〕〗〙〛］｝｣〞〟﹂﹄＂＇"
 UNSPACED_STOPS = "。！？｡．"
 """Sentence ends of Chinese and Japanese, which no space follows."""
 SPACED_STOPS = "।॥։።፧፨؟۔။។៕།܀᱾᠃꓿\u037e"
@@ -112,10 +115,27 @@ LIST_NUMBER = re.compile(r"\s+[0-9]{1,3}[.)]\s")
 WIDE_NUMBER = re.compile(r"\d{1,3}")
 CASED_LIKE_A_NAME = re.compile(r"[a-z]{1,2}[A-Z]")
 GOES_ON_AFTER_QUOTE = re.compile(
-    "[とはがをのにもへでや、，：；:,;～)）」』】]|って|だ|です"
+    "[とはがをのにもへでや、，：；:,;～)）」』】｣。！？｡．]|って|だ|です|的(?![确確])"
 )
 """Pattern of text that continues a sentence after a quotation, mostly in Japanese."""
-CLOSES_QUOTE = re.compile(r"[」』”’）】〉》]\Z")
+CLOSES_QUOTE = re.compile(r"[」』”’）】〉》｣〞〟﹂﹄\"＂)\]]\Z")
+CLOSES_TITLE = re.compile(r"[〉》]\Z")
+"""Pattern of signs after a title, which is a part of a sentence and never all of it."""
+CLOSED_BY = {
+    "「": "」", "『": "』", "｢": "｣", "﹁": "﹂", "﹃": "﹄", "（": "）", "《": "》",
+    "〈": "〉", "【": "】", "〔": "〕", "〖": "〗", "“": "”", "‘": "’", "(": ")",
+    "[": "]",
+}  # fmt: skip
+"""Closing signs of quotations, brackets and titles in Chinese and Japanese."""
+STRAIGHT = '"＂'
+"""Quotation marks that both open and close: every second one closes."""
+OF_ALL_SCRIPTS = f"“‘([{STRAIGHT}"
+"""Opening signs of other languages as well."""
+BRACKET = re.compile(f"[{re.escape(''.join(chain(*CLOSED_BY.items())))}{STRAIGHT}]")
+MAX_QUOTED = 120
+"""Maximum number of characters of a quotation in Chinese, Japanese or Korean that is
+not split at its own sentences, as a model reads one sentence, or few, at a time."""
+HANGUL = re.compile("[\uac00-\ud7a3]")
 EXCLAIMING_NAMES = frozenset({"yahoo", "jeopardy", "joomla", "kahoot", "wham", "yum"})
 """Names that are written with an exclamation mark."""
 CUT = re.compile(r"\s\w")
@@ -182,8 +202,10 @@ class _Stop:
 
     @property
     def is_among_han(self) -> bool:
-        """Whether it is an ASCII mark followed at once by Chinese or Japanese."""
-        if self.space or self.marks[-1] not in "!?":
+        """Whether it is an ASCII mark followed at once by Chinese or Japanese; a full
+        stop only with a quotation mark, as it may be a point."""
+        is_quoted = self.marks == "." and CLOSES_QUOTE.search(self.closers)
+        if self.space or not (is_quoted or self.marks[-1] in "!?"):
             return False
         return UNSPACED_SCRIPT.match(self.line, self.end) is not None
 
@@ -250,6 +272,8 @@ def _sentence_ends(
         end = quotes.end_of_closers(end_of_marks, match.end())
         if end >= last:
             break
+        if quotes.is_quoted(match.start(), end):
+            continue
         stop = _Stop(
             line=line,
             begin=begin,
@@ -291,7 +315,10 @@ def _judge_unspaced(stop: _Stop) -> Judgement:
         return "inside"
     is_quote = CLOSES_QUOTE.search(stop.closers)
     goes_on = GOES_ON_AFTER_QUOTE.match(stop.line, stop.end)
-    return "inside" if is_quote and goes_on else "end"
+    is_name = stop.marks == "!" and stop.before.lower() in EXCLAIMING_NAMES
+    is_title = CLOSES_TITLE.search(stop.closers) and not stop.space
+    is_within = is_name or is_title or (is_quote and goes_on)
+    return "inside" if is_within else "end"
 
 
 def _is_wide_point(stop: _Stop) -> bool:
@@ -428,6 +455,45 @@ def _ends_of_emphasis(line: str) -> set[int]:
     return ends
 
 
+def _short_quotations(line: str) -> list[tuple[int, int]]:
+    """Places of the signs around each short quotation or title in Chinese, Japanese or
+    Korean, without those within another one."""
+    found: list[tuple[int, int]] = []
+    opened: list[tuple[str, int]] = []
+    awaited = Counter[str]()
+    has_pairs = {sign: line.count(sign) % 2 == 0 for sign in STRAIGHT}
+    for match in BRACKET.finditer(line):
+        sign, end = match[0], match.start()
+        closer = CLOSED_BY.get(sign, sign)
+        if closer != sign or (has_pairs.get(sign) and not awaited[sign]):
+            opened.append((closer, end))
+            awaited[closer] += 1
+        while awaited[sign] and opened[-1][1] < end:
+            closer, begin = opened.pop()
+            awaited[closer] -= 1
+            if closer == sign:
+                if end - begin <= MAX_QUOTED and _is_east_asian(line, begin, end):
+                    found.append((begin, end))
+                break
+    outermost: list[tuple[int, int]] = []
+    for begin, end in sorted(found):
+        if not outermost or begin > outermost[-1][1]:
+            outermost.append((begin, end))
+    return outermost
+
+
+def _is_east_asian(line: str, begin: int, end: int) -> bool:
+    """Whether a quotation is in a text in Chinese or Japanese, or joined to a word in
+    Korean, as its signs may be of other languages as well."""
+    if line[begin] not in OF_ALL_SCRIPTS:
+        return True
+    around = (line[max(begin - 1, 0) : begin], line[begin + 1], line[end - 1])
+    after = line[end + 1 : end + 2]
+    return any(map(UNSPACED_SCRIPT.match, (*around, after))) or bool(
+        HANGUL.match(after)
+    )
+
+
 class _Quotes:
     """Signs of a line that open a quotation in some languages and close it in others.
 
@@ -451,6 +517,16 @@ class _Quotes:
                 self._closing.add(match.start())
             elif sign not in "»›" or points_inwards:
                 opened.add(sign)
+        self._quoted = _short_quotations(line)
+        self._straight_openings = {
+            begin for begin, _ in self._quoted if line[begin] in STRAIGHT
+        }
+
+    def is_quoted(self, start: int, end: int) -> bool:
+        """Whether a stop that ends at `end` is followed by more of a quotation in
+        Chinese, Japanese or Korean, which is part of a sentence."""
+        number = bisect_right(self._quoted, (start, start)) - 1
+        return number >= 0 and end <= self._quoted[number][1]
 
     def end_of_closers(self, start: int, end: int) -> int:
         """End of the signs between two offsets that close."""
@@ -458,6 +534,8 @@ class _Quotes:
 
     def _closes(self, place: int) -> bool:
         sign, language = self._line[place], self._language
+        if place in self._straight_openings:
+            return False
         if sign not in "“‘«»‹›" or place in self._closing:
             return True
         if sign in "“‘":
@@ -681,8 +759,9 @@ def space_of(text: str, start: int, end: int) -> list[Segment]:
 
 
 def is_wide_space(text: str) -> bool:
-    """Return whether a text is space of Chinese or Japanese, as wide as a character."""
-    return text != "" and not text.strip(WIDE_SPACE)
+    """Return whether a text is space between sentences of Chinese or Japanese, as wide
+    as a character; more of it is the indentation of a paragraph."""
+    return text == WIDE_SPACE
 
 
 def has_written_space(text: str, start: int, end: int) -> bool:
@@ -700,6 +779,8 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Function that counts the tokens of each text. Counts are additive over texts joined
 by a space."""
 
+QUOTED_END = re.compile(f"(?<=[{UNSPACED_STOPS}])(?![{UNSPACED_STOPS}{CLOSERS}…])")
+"""Pattern of the end of a sentence in a quotation."""
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣፤၊᠂])|(?<=……)|(?<=——)")
 # The zero-width space parts words of Khmer, Thai and Burmese, where it is written.
 WORD_END = re.compile(r"(?<=[\s\u200b\u0f0b\u1361])")
@@ -750,9 +831,12 @@ def space_between(before: str, after: str) -> str:
 def _fitting(
     sentences: list[str], max_tokens: int, count_tokens: CountTokens
 ) -> list[str]:
-    """Split sentences that are too long at clauses, else at ever smaller units."""
+    """Split sentences that are too long at ever smaller units.
+
+    These are the sentences of a quotation, clauses, words and characters.
+    """
     parts = sentences
-    for end in (CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
+    for end in (QUOTED_END, CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
         counts = count_tokens(parts)  # together, since each call has a fixed cost
         fitting: list[str] = []
         for part, length in zip(parts, counts, strict=True):

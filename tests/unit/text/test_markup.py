@@ -182,6 +182,39 @@ def test_a_wide_space_between_sentences_is_a_space_in_other_scripts(
     assert join_html(segments, translations) == expected
 
 
+@pytest.mark.parametrize(
+    ("html", "translation", "expected"),
+    [
+        ("<b>\u3000\u3000他</b>跑", "He runs", "<b>\u3000\u3000He</b> runs"),
+        ("<b>\u3000\u3000他</b>跑", "Rennt er", "\u3000\u3000Rennt <b>er</b>"),
+        (
+            "<p><b>&emsp;<i>&nbsp;他</i></b>跑",
+            "Rennt er",
+            "<p>&emsp;&nbsp;Rennt <b><i>er</i></b>",
+        ),
+        ("<p><b> 他</b>跑", "Rennt er", "<p>Rennt <b> er</b>"),
+        ("他<b>跑\u3000</b>", "He runs", "He <b>runs\u3000</b>"),
+        ("他<b>跑\u3000</b>", "Rennt er", "<b>Rennt</b> er\u3000"),
+        (
+            "好。\u3000\u3000<b>\u3000他</b>跑",
+            "Rennt er",
+            "Gut.\u3000\u3000\u3000Rennt <b>er</b>",
+        ),
+    ],
+)
+def test_an_element_that_moves_leaves_the_indentation_in_its_place(
+    html: str, translation: str, expected: str
+) -> None:
+    segments = split_html(html, "zh")
+    source_of = (0, 1) if translation == "He runs" else (1, 0)
+    links = WordLinks(
+        source=units("他跑"), target=units(translation), source_of=source_of
+    )
+    before = ["Gut."] * (len(sentences(segments)) - 1)
+    found = join_html(segments, [*before, translation], [*[None] * len(before), links])
+    assert found == expected
+
+
 def test_a_copied_element_is_not_found_within_a_word_before_a_vowel_sign() -> None:
     # The letter is the first of its word; the vowel sign after it is no letter.
     segments = split_html("<code>क</code> x.", "en")
