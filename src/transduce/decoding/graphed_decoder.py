@@ -244,7 +244,8 @@ def _static_step(
 
 
 MAX_IDLE = 128
-"""Largest number of idle steps, which no decoder has: each graph takes some memory."""
+"""Maximum number of idle steps, which no decoder has borrowed: each graph takes
+memory."""
 
 
 class StepGraphs:
@@ -311,9 +312,9 @@ class GraphedDecoder(TorchDecoder):
     moves it in, unless a hook reads attention weights or there is no memory.
 
     `reorder` leaves the state as it is: it only notes in which places sentences are
-    unfinished, and with which hypotheses the next step continues. To drop a sentence is
-    to move the others to memory of another size, so sentences are dropped only once
-    half of the places are free.
+    unfinished, and with which hypotheses the next step continues. Dropping a sentence
+    moves the others to memory of another size, so sentences are dropped only once half
+    of the places are free.
     """
 
     @for_inference

@@ -1,9 +1,9 @@
 """Shared byte-pair encoding and word-pieces (section 5.1), words and characters.
 
-The Hugging Face `tokenizers` library learns and applies them. This module adds that no
-text is unknown: a character outside the vocabulary is encoded as its UTF-8 bytes, so
+The Hugging Face `tokenizers` library learns and applies them. In this module no text is
+unknown: a character outside the vocabulary is encoded as its UTF-8 bytes, so
 `decode(encode(text)) == normalize(text)` for any text, and special tokens typed by a
-user are ordinary text. Only in a vocabulary of words are there unknown words.
+user are ordinary text. Only a vocabulary of words has unknown words.
 """
 
 import json
@@ -70,9 +70,9 @@ def word_pattern(kind: TokenizerKind) -> str:
 
     Words end where the script changes, and between letters, digits and signs, so that
     no learned piece can spell a special token. The space before a word belongs to it.
-    In scripts without spaces it stands alone, as a word is the same at the beginning of
-    a text as within it. Other scripts are cut as by earlier versions. A joiner between
-    two letters belongs to their word.
+    In scripts without spaces the space stands alone, so that a word is the same at the
+    beginning of a text as within it. Other scripts are cut as by earlier versions. A
+    joiner between two letters belongs to their word.
     """
     # Unlike the paper: text is raw, in place of text that another tokenizer has cut
     # into words; pieces stay within letters, digits or signs of one script, and
@@ -141,9 +141,9 @@ MAX_TOKENIZER_BYTES = 2**28
 
 
 LONG_LINE = 1_000
-"""Least number of characters of a text that is searched for long runs of marks."""
+"""Minimum number of characters of a text that is searched for long runs of marks."""
 LONG_RUN = re.compile(r"[^\w\x00-\x7f]{100,}")
-"""Characters among which all combining marks are."""
+"""Pattern of a long run of characters that may be combining marks."""
 
 
 def normalize(text: str) -> str:
@@ -229,8 +229,8 @@ class SubwordTokenizer:
         return self._tags.get(tag)
 
     def language(self, text: str) -> str:
-        """Return the tag before a text that names the target language, such as >>fr<<,
-        if the vocabulary has it; otherwise it is text."""
+        """Return the tag of a target language, such as >>fr<<, before a text; empty if
+        there is none, or if the vocabulary lacks it."""
         if not self._tags or (match := LANGUAGE_TAG.match(text)) is None:
             return ""
         return match[0] if match[0] in self._tags else ""
@@ -314,8 +314,8 @@ class WordTokenizer(SubwordTokenizer):
     """Tokenizer whose pieces are words, learned by this package.
 
     Words are cut at spaces, and between letters, digits and signs; a space before a
-    word belongs to it, so that text is restored but for unknown words. These are one of
-    two ids, `UNKNOWN_IDS`, which keep whether a space comes before.
+    word belongs to it, so that text is restored except for unknown words. An unknown
+    word has one of two ids, `UNKNOWN_IDS`, which tell whether a space comes before.
     """
 
     def split(self, text: str) -> list[str]:
@@ -372,8 +372,8 @@ def encode_with_tag(
 ) -> list[list[int]]:
     """Encode sources, with the tag of a corpus before each one that is not empty.
 
-    No text gives the tag's token. It comes before the tag of a target language, as in
-    training. An empty tag is none.
+    The tag comes before the tag of a target language, as in training. Its characters in
+    a text are no tag. An empty tag is none.
     """
     encoded = tokenizer.encode_sources(sources)
     if not tag:
