@@ -187,7 +187,7 @@ def test_a_swap_loses_no_text_that_is_not_translated_yet(page: Page) -> None:
 
 def test_the_result_of_an_earlier_text_is_not_swapped_or_copied(page: Page) -> None:
     requests: list[Route] = []
-    page.route("**/v1/translate", requests.append)
+    page.route("**/v1/translate", lambda route: requests.append(route))
     page.fill("#source", "one")
     until(page, lambda: len(requests) == 1)
     page.evaluate("window.setTimeout = () => 0")  # the pause after typing never ends
