@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -34,7 +33,6 @@ from transduce.text.splitting import (
     Segment,
     Spacing,
     sentences,
-    spaces_before,
     split_text,
 )
 from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
@@ -387,27 +385,23 @@ async def translate_documents(
         deadline, lambda: list(map(write, sentence_segments, found, links))
     )
     # Each document takes its own results from these.
-    next_texts, next_written = iter([each.text for each in found]), iter(written)
-    return [
-        _joined_document(document, next_texts, next_written)
-        for document in split_documents
-    ]
+    results = zip(written, (each.text for each in found), strict=True)
+    return [_joined_document(document, results) for document in split_documents]
 
 
 def _joined_document(
-    segments: Sequence[Segment],
-    texts: Iterator[str],
-    written: Iterator[TranslatedSegment],
+    segments: Sequence[Segment], results: Iterator[tuple[TranslatedSegment, str]]
 ) -> TranslatedDocument:
     """Join a document from the next results of its sentences.
 
-    `texts` are the translations as the model generated them, which decide on spaces;
-    `written` has them in the format of the document.
+    A result is as `_Joiner.add` takes it.
     """
-    num_sentences = sum(each.is_sentence for each in segments)
-    spaces = spaces_before(segments, list(islice(texts, num_sentences)))
-    pieces = [next(written) if s.is_sentence else _copied(s) for s in segments]
-    return _joined(list(map(_after, spaces, pieces)))
+    joiner = _Joiner()
+    pieces: list[TranslatedSegment] = []
+    for segment in segments:
+        result = next(results) if segment.is_sentence else (_copied(segment), "")
+        pieces += joiner.add(segment, *result)
+    return _joined([*pieces, *joiner.rest()])
 
 
 async def translated_segments(
@@ -418,28 +412,54 @@ async def translated_segments(
     num_alternatives: int,
     deadline: Deadline,
 ) -> AsyncIterator[TranslatedSegment]:
-    """Yield each segment as soon as it and all before it are translated."""
+    """Yield each segment as soon as it and all before it are translated.
+
+    Copied segments follow with the next sentence.
+    """
     reader = reader_of(queue, options)
-    spacing = Spacing()
-    waiting = list[Segment]()
+    joiner = _Joiner()
     async for segment, found in found_segments(segments, futures):
-        if found is None:
-            if waiting or segment.is_adjacent or segment.is_space:
-                waiting.append(segment)  # the next translation decides on the space
-            else:
-                spacing.space_before(segment, "")
-                yield _copied(segment)
-            continue
-        [links] = await _links(
-            queue, reader, [(segment, found)], num_alternatives, deadline
-        )
-        for each in waiting:
-            yield _after(spacing.space_before(each, found.text), _copied(each))
-        waiting.clear()
-        written = _written(options.format, num_alternatives, segment, found, links)
-        yield _after(spacing.space_before(segment, found.text), written)
-    for each in waiting:
-        yield _after(spacing.space_before(each, ""), _copied(each))
+        piece, text = _copied(segment), ""
+        if found is not None:
+            [links] = await _links(
+                queue, reader, [(segment, found)], num_alternatives, deadline
+            )
+            piece = _written(options.format, num_alternatives, segment, found, links)
+            text = found.text
+        for each in joiner.add(segment, piece, text):
+            yield each
+    for each in joiner.rest():
+        yield each
+
+
+class _Joiner:
+    """Puts spaces between the pieces of a document, which are added in order."""
+
+    def __init__(self) -> None:
+        self._spacing = Spacing()
+        self._waiting: list[tuple[Segment, TranslatedSegment]] = []
+        """Copied pieces after the last sentence; the next translation decides on the
+        space between them."""
+
+    def add(
+        self, segment: Segment, piece: TranslatedSegment, text: str
+    ) -> list[TranslatedSegment]:
+        """Add a segment's piece; return the pieces that are done with it.
+
+        `text` is the translation of a sentence as the model generated it, which decides
+        on spaces; `piece` has it in the format of the document.
+        """
+        self._waiting.append((segment, piece))
+        return self.rest(text) if segment.is_sentence else []
+
+    def rest(self, text: str = "") -> list[TranslatedSegment]:
+        """Return the pieces that wait for a translation, `text` or none."""
+        pieces = [
+            _after(self._spacing.space_before(segment, text), piece)
+            for segment, piece in self._waiting
+        ]
+        self._waiting.clear()
+        return pieces
 
 
 async def found_segments(
