@@ -278,9 +278,7 @@ class Endpoints:
         await queue.require_short(texts, deadline)
         search = search_for(queue.translator.search, message.alternatives)
         futures = queue.submit(texts, search, deadline, options.corpus_tag)
-        found = translated_segments(
-            queue, segments, futures, options, message.alternatives, deadline
-        )
+        found = translated_segments(queue, segments, futures, options, deadline)
         return _streamed(_translated(each) async for each in found)
 
     async def parse(self, request: Request) -> JsonLines:

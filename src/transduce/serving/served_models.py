@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from transduce.decoding.processes import similar_lengths
-from transduce.decoding.translations import Translation, TranslationHypothesis
+from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.files import real_path
@@ -379,8 +379,8 @@ async def translate_documents(
     found = await queue.translate(texts, search, deadline, options.corpus_tag)
     pairs = list(zip(sentence_segments, found, strict=True))
     reader = reader_of(queue, options)
-    links = await _links(queue, reader, pairs, num_alternatives, deadline)
-    write = partial(_written, options.format, num_alternatives)
+    links = await _links(queue, reader, pairs, deadline)
+    write = partial(_written, options.format)
     written = await in_thread(
         deadline, lambda: list(map(write, sentence_segments, found, links))
     )
@@ -409,7 +409,6 @@ async def translated_segments(
     segments: Sequence[Segment],
     futures: Sequence[Future[Translation]],
     options: DocumentOptions,
-    num_alternatives: int,
     deadline: Deadline,
 ) -> AsyncIterator[TranslatedSegment]:
     """Yield each segment as soon as it and all before it are translated.
@@ -421,10 +420,8 @@ async def translated_segments(
     async for segment, found in found_segments(segments, futures):
         piece, text = _copied(segment), ""
         if found is not None:
-            [links] = await _links(
-                queue, reader, [(segment, found)], num_alternatives, deadline
-            )
-            piece = _written(options.format, num_alternatives, segment, found, links)
+            [links] = await _links(queue, reader, [(segment, found)], deadline)
+            piece = _written(options.format, segment, found, links)
             text = found.text
         for each in joiner.add(segment, piece, text):
             yield each
@@ -482,25 +479,17 @@ async def found_segments(
             future.cancel()
 
 
-def other_hypotheses(
-    translation: Translation, most: int
-) -> list[TranslationHypothesis]:
-    """Return at most `most` hypotheses besides the best, best first."""
-    return list(translation.hypotheses[1 : most + 1])
-
-
 async def _links(
     queue: RequestQueue,
     reader: Translator,
     found: Sequence[tuple[Segment, Translation]],
-    num_alternatives: int,
     deadline: Deadline,
 ) -> list[list[WordLinks | None]]:
     """Return word links of each sentence to its translation and alternatives.
 
     None stands for each of them if the sentence has no tags.
     """
-    texts = [_texts(translation, num_alternatives) for _, translation in found]
+    texts = [_texts(translation) for _, translation in found]
     places = [
         (i, k)
         for i, (segment, _) in enumerate(found)
@@ -518,26 +507,24 @@ async def _links(
     return links
 
 
-def _texts(translation: Translation, num_alternatives: int) -> list[str]:
-    others = other_hypotheses(translation, num_alternatives)
-    return [translation.text, *(each.text for each in others)]
+def _texts(translation: Translation) -> list[str]:
+    """Return the translation and its alternatives, best first."""
+    return [translation.text, *(each.text for each in translation.hypotheses[1:])]
 
 
 def _written(
     format: Format,
-    num_alternatives: int,
     segment: Segment,
     translation: Translation,
     links: Sequence[WordLinks | None],
 ) -> TranslatedSegment:
-    texts = _texts(translation, num_alternatives)
+    texts = _texts(translation)
     if format == "html":
         texts = [
             written_html(segment, text, each)
             for text, each in zip(texts, links, strict=True)
         ]
-    others = other_hypotheses(translation, num_alternatives)
-    scores = [each.score for each in others]
+    scores = [each.score for each in translation.hypotheses[1:]]
     return TranslatedSegment(
         source=segment.text,
         text=texts[0],
