@@ -355,9 +355,11 @@ class RequestQueue:
 
         `is_new` and the errors are as in `run_in_slices`.
         """
-        [found] = await self.run_in_slices(
-            lambda: (work() for _ in range(1)), deadline, is_new=is_new
-        )
+
+        def only_slice() -> Iterator[Result]:
+            yield work()
+
+        [found] = await self.run_in_slices(only_slice, deadline, is_new=is_new)
         return found
 
     async def run_in_slices(

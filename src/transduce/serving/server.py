@@ -451,8 +451,7 @@ async def _refuse(_: Request, refused: Exception) -> JSONResponse:
     assert isinstance(refused, RefusedError)
     seconds = refused.retry_after_s
     headers = {} if seconds is None else {"retry-after": str(seconds)}
-    refusal = messages.Refusal(error=str(refused))
-    return JSONResponse(refusal.model_dump(), refused.status, headers)
+    return JSONResponse({"error": str(refused)}, refused.status, headers)
 
 
 async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
@@ -470,8 +469,7 @@ async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = headers["Allow"].replace(", ", " or ")
         message = f"The method must be {allowed} here, but is {request.method}."
-    refusal = messages.Refusal(error=message)
-    return JSONResponse(refusal.model_dump(), error.status_code, headers)
+    return JSONResponse({"error": message}, error.status_code, headers)
 
 
 DOCUMENTATION_POLICY = f"{POLICY}; connect-src 'self'; form-action 'none'"
