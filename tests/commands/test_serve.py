@@ -104,7 +104,7 @@ def test_an_ensemble_is_served_as_one_model(model: Path, other_model: Path) -> N
         assert served.translate(text) == expected
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_server_after_its_last_response(
     serving: Served, how: signal.Signals
 ) -> None:
