@@ -433,6 +433,12 @@ NOT_READ = re.compile("utf7|65000|hz|iso2022|cp5022|scsu|bocu")
 """Pattern of labels of charsets that are not read, but whose text looks like ASCII.
 Browsers do not read them either (WHATWG, Encoding, 4.2)."""
 
+HALF_PAIR = re.compile(
+    "unexpected end of hex escape|lone leading surrogate in hex escape"
+)
+"""Pattern of pydantic's messages for half of a surrogate pair, as in "\\ud83d", which
+programs send that cut text between UTF-16 units."""
+
 
 class RefusedError(Exception):
     """Refusal of a request, with status and message."""
@@ -576,7 +582,8 @@ def _first_problem(error: ValidationError) -> str:
     # Behind the field's name are positions in its list, and the names of its types.
     place = (*field, *(part for part in problem["loc"][1:] if isinstance(part, int)))
     where = ".".join(map(str, place)) or "The body"
-    return f"{where}: {' '.join(problem['msg'].split())}."
+    message = HALF_PAIR.sub("half of a surrogate pair", problem["msg"])
+    return f"{where}: {' '.join(message.split())}."
 
 
 def _query_fields(query: str) -> dict[str, list[str]]:

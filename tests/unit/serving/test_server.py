@@ -530,11 +530,13 @@ def test_a_bad_request_is_refused_in_a_sentence(
         (b'{"q": "a", "alternatives": ' + b"9" * 90_000 + b"}", "out of range"),
         (b'{"q": "a", "target": "de", "alternatives": -1}', "greater than or equal"),
         (b"\xff\xfe{\x00}", "must be in UTF-8"),  # half of a UTF-16
+        (rb'{"q": "\ud83d", "target": "de"}', "half of a surrogate pair at line 1"),
+        (rb'{"q": "\ude80", "target": "de"}', "half of a surrogate pair at line 1"),
         (b"null", "should be an object"),
         (b'{"q": null, "target": "de"}', "q: Field required"),
         (b'{"q": ["a", null], "target": "de"}', "q.1: Input should be a valid string"),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_hostile_json_is_refused_in_a_sentence(
     http: RunningServer, body: bytes, error: str
