@@ -28,6 +28,17 @@ function beginsWord(piece, before) {
     || BEGINS_UNSPACED.test(piece) || ENDS_UNSPACED.test(before);
 }
 
+// Pieces that stand for the bytes of characters which the vocabulary lacks, as in <0xC3><0xA9>.
+const BYTES = /(?:<0x[0-9A-F]{2}>)+/g;
+
+function readable(text) {
+  return text.replace(BYTES, (run) => {
+    const bytes = run.match(/[0-9A-F]{2}(?=>)/g).map((each) => parseInt(each, 16));
+    const characters = new TextDecoder().decode(Uint8Array.from(bytes));
+    return /[\p{C}\ufffd]/u.test(characters) ? run : characters;
+  });
+}
+
 // The pieces of each word, the first of which begins with a space.
 export function wordsOf(pieces) {
   const words = [];
@@ -39,7 +50,7 @@ export function wordsOf(pieces) {
     word.pieces.push(i);
     before = piece || before;
   });
-  return words;
+  return words.map((word) => ({ ...word, text: readable(word.text) }));
 }
 
 // The mean of the chosen layers and heads: of each query, a weight for each key.

@@ -71,9 +71,15 @@ const choices = () => ({
   model: model.value, target: language.value || null, tag: tag.value || null,
 });
 
-const askForAll = (text, chosen, signal) => isParser()
-  ? ask("v1/parse", { q: text, model: chosen.model }, signal)
-  : ask("v1/translate", { q: text, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
+// Half of a character, as a cut emoji leaves it, is no text that the server could read.
+const wholeCharacters = (text) => text.replace(/\p{Cs}/gu, "\ufffd");
+
+function askForAll(text, chosen, signal) {
+  const q = wholeCharacters(text);
+  return isParser()
+    ? ask("v1/parse", { q, model: chosen.model }, signal)
+    : ask("v1/translate", { q, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
+}
 
 function explain(problem) {
   if (problem.name === "AbortError") return;
