@@ -466,7 +466,7 @@ def draw_learning_curve(log: Iterable[Mapping[str, Any]], path: Path) -> None:
         if axes.get_legend_handles_labels()[0]:
             shown = LEGEND_BELOW if has_legend_below else {"loc": place}
             axes.legend(frameon=False, **shown)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, format="png", dpi=110)
 
 
 def _wide_figure(num_entries: int) -> Figure:

@@ -85,7 +85,7 @@ from transduce.experiments.start_model import (
     refuse_replacing,
     refuse_unknown_targets,
 )
-from transduce.files import remove_folder
+from transduce.files import atomic_file, remove_folder
 from transduce.machine import (
     Precision,
     WaitingMeter,
@@ -857,5 +857,6 @@ class _RunTraining:
     def _draw(self) -> None:
         from transduce.analysis.figures import draw_learning_curve  # slow to import
 
-        draw_learning_curve(self._folder.log.read(), self._folder.path / PICTURE)
+        with atomic_file(self._folder.path / PICTURE) as new:
+            draw_learning_curve(self._folder.log.read(), new)
         self._drawn_at = time.monotonic()

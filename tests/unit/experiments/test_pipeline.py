@@ -1,3 +1,4 @@
+import errno
 import json
 import math
 import os
@@ -712,6 +713,24 @@ def test_the_learning_curve_is_drawn_not_too_often_and_at_the_end(
     monkeypatch.setattr("transduce.experiments.pipeline.DRAWN_SECONDS", seconds)
     train(files, TINY, tmp_path / "run", CPU)
     assert found == drawn
+
+
+def test_a_learning_curve_that_cannot_be_drawn_leaves_the_earlier_one(
+    files: CorpusFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def draw(_: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        if picture.exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        path.write_bytes(b"whole")
+
+    picture = tmp_path / "run" / "learning_curve.png"
+    monkeypatch.setattr("transduce.analysis.figures.draw_learning_curve", draw)
+    monkeypatch.setattr("transduce.experiments.pipeline.DRAWN_SECONDS", 0.0)
+    with pytest.raises(OSError, match="No space left") as full:
+        train(files, TINY, tmp_path / "run", CPU)
+    assert full.value.filename == str(picture)
+    assert picture.read_bytes() == b"whole"
 
 
 def test_resuming_a_finished_run_changes_nothing(
