@@ -35,6 +35,7 @@ if not torch.cuda.is_available():
 
 from file_server import FileServer, serving
 from instruction_sets import chosen_isa, runnable_isas
+from learned_symbols import learn_symbols
 from transduce import native
 from transduce.checkpoint import Checkpoint
 from transduce.data import named_corpora
@@ -53,7 +54,6 @@ from transduce.training.config import TrainingConfig
 from transduce.training.loss import BatchLoss
 from transduce.training.memory import MicroBatchSize
 from transduce.training.trainer import StepReport, Trainer
-from transduce.trees.linearization import learn_symbols
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

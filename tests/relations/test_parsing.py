@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 import torch
 
+from learned_symbols import learn_symbols
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.parser import Parse, Parser
 from transduce.decoding.translations import Pace
@@ -16,7 +17,7 @@ from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import full_windows
 from transduce.text.tokenizer import Tokenizer
-from transduce.trees.linearization import STYLES, Repairs, StyleName, learn_symbols
+from transduce.trees.linearization import STYLES, Repairs, StyleName
 from transduce.trees.trees import NOTHING, parse_tree
 
 CPU = torch.device("cpu")

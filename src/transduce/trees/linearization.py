@@ -13,7 +13,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -592,12 +591,6 @@ def _is_spelling(symbol: object) -> bool:
         return False
     symbol.encode()  # `UnicodeEncodeError`, a `ValueError`, if it is half a character
     return True
-
-
-def learn_symbols(trees: Iterable[Tree], style_name: StyleName) -> SymbolVocabulary:
-    """Collect the symbols of the trees into a vocabulary."""
-    linearized = (linearize(tree, STYLES[style_name]) for tree in trees)
-    return vocabulary_of(set(chain.from_iterable(linearized)), style_name)
 
 
 def vocabulary_of(symbols: set[Symbol], style_name: StyleName) -> SymbolVocabulary:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from learned_symbols import learn_symbols
 from transduce.errors import DataError, RequestError, counted
 from transduce.grammar.corpus import training_trees
 from transduce.text.vocabulary import BOS, EOS, PAD
@@ -21,7 +22,6 @@ from transduce.trees.linearization import (
     Symbol,
     SymbolVocabulary,
     delinearize,
-    learn_symbols,
     linearize,
     partial_tree,
     read_symbols,
