@@ -5,7 +5,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
@@ -35,6 +35,19 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             values[f"{prefix}{name}"] = value
     return values
+
+
+def differences(before: Any, after: Any) -> dict[str, tuple[Any, Any]]:
+    """Return both values of each setting in which two dataclasses differ, by full name.
+
+    A setting of a table that one of them does not have is None there.
+    """
+    then, now = flattened(asdict(before)), flattened(asdict(after))
+    return {
+        name: (then.get(name), now.get(name))
+        for name in (*now, *(each for each in then if each not in now))
+        if then.get(name) != now.get(name)
+    }
 
 
 def shown(value: object) -> str:

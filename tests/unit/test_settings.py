@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import UnionType
@@ -17,6 +17,7 @@ from transduce.settings import (
     apply_assignments,
     apply_file,
     apply_mapping,
+    differences,
     nested,
     require_between,
 )
@@ -329,3 +330,27 @@ def test_only_numbers_of_python_and_numpy_are_numbers() -> None:
     message = "`training.learning_rate_scale` must be a number, but is Fraction"
     with pytest.raises(ConfigError, match=message):
         apply_mapping(RunConfig(), {"training": training}, "")
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int = 3
+
+
+@dataclass(frozen=True)
+class Outer:
+    rate: float = 0.1
+    inner: Inner | None = None
+    names: tuple[str, ...] = ()
+
+
+def test_differences_have_both_values_by_full_name() -> None:
+    assert differences(Outer(), Outer()) == {}
+    assert differences(Outer(), Outer(rate=0.2, names=("a",))) == {
+        "rate": (0.1, 0.2),
+        "names": ((), ("a",)),
+    }
+    inner = Outer(inner=Inner())
+    assert differences(inner, Outer(inner=Inner(size=4))) == {"inner.size": (3, 4)}
+    assert differences(Outer(), inner) == {"inner.size": (None, 3)}
+    assert differences(inner, Outer()) == {"inner.size": (3, None)}

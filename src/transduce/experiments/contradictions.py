@@ -7,7 +7,6 @@ warning.
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any
 
 from transduce.architectures.config import (
     ArchitectureConfig,
@@ -24,7 +23,7 @@ from transduce.errors import ConfigError, counted
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.experiments.run_corpus import RunFiles
 from transduce.search_config import NOT_GREEDY, SearchConfig
-from transduce.settings import flattened
+from transduce.settings import differences, flattened
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.config import TrainingConfig
@@ -263,8 +262,9 @@ def _contradictions_of_positions(
                 f"is {num_learned:,}; raise the first, or lower the second."
             )
         return
-    max_positions = _changed_settings(model).get("max_positions")
-    if max_positions is not None:
+    changed = differences(type(model)(), model)
+    if "max_positions" in changed:
+        _, max_positions = changed["max_positions"]
         yield (
             f"`model.max_positions` is {max_positions:,}, but sinusoidal positions "
             'have no limit; leave it out, or set `model.positions` to "learned".'
@@ -403,17 +403,10 @@ def _model_without_effect(model: ArchitectureConfig, is_parser: bool) -> Iterato
             "`model.shared_embedding` has no effect, as the target has a vocabulary of "
             "its own."
         )
-    settings, changed = flattened(asdict(model)), _changed_settings(model)
+    settings, changed = flattened(asdict(model)), differences(type(model)(), model)
     for name, other, value in UNREAD_SETTINGS:
         if name in changed and settings.get(other) == value:
             yield f'`model.{name}` has no effect, as `model.{other}` is "{value}".'
-
-
-def _changed_settings(model: ArchitectureConfig) -> dict[str, Any]:
-    """Settings of a model that differ from the defaults of its architecture."""
-    defaults = flattened(asdict(type(model)()))
-    settings = flattened(asdict(model))
-    return {name: value for name, value in settings.items() if value != defaults[name]}
 
 
 def _warnings_of_reward(training: TrainingConfig) -> Iterator[str]:

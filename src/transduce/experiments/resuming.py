@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from transduce.architectures.config import architecture_of
@@ -27,10 +27,13 @@ from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.machine import Precision
 from transduce.model_folder import AVERAGED, BEST, newest_first
+from transduce.settings import differences
 from transduce.text.languages import LanguagesConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.optimizer import scheduled_rate
 
+LISTS = ("corpora", "stages")
+"""Settings that are lists of tables."""
 RISE_OF_RATE = 1.5
 """Rise of the learning rate by a changed number of updates that causes a warning."""
 
@@ -59,22 +62,19 @@ def refuse_changed_settings(
             f"{kind} is requested; leave the preset out, or start another run."
         )
     config = _as_recorded(config, recorded)
-    for name in ("corpora", "stages"):
+    for name in LISTS:
         requested = getattr(config, name)
         if requested and requested != getattr(recorded, name):
             raise ConfigError(
                 f"{out}: the {name} (`{name}`) of the run to resume differ from those "
                 "requested; leave them out, or start another run."
             )
-    tables = (f.name for f in fields(config) if is_dataclass(getattr(config, f.name)))
-    for name in tables:
-        ours, theirs = asdict(getattr(config, name)), asdict(getattr(recorded, name))
-        for key, value in ours.items():
-            if value != theirs[key]:
-                raise ConfigError(
-                    f"{out}: `{name}.{key}` of the run to resume is {theirs[key]!r}, "
-                    f"but {value!r} is requested; {remedy}."
-                )
+    for name, (theirs, ours) in differences(recorded, config).items():
+        if name not in LISTS:
+            raise ConfigError(
+                f"{out}: `{name}` of the run to resume is {theirs!r}, but {ours!r} is "
+                f"requested; {remedy}."
+            )
 
 
 def _as_recorded(config: RunConfig, recorded: RunConfig) -> RunConfig:

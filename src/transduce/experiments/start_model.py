@@ -7,7 +7,7 @@ its own folder, with its corpus and settings (`pipeline.resume`).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +46,7 @@ from transduce.experiments.run_folder import START, is_run, settings_of
 from transduce.files import real_path
 from transduce.model.config import ModelConfig
 from transduce.model_folder import newest_first
-from transduce.settings import flattened, shown
+from transduce.settings import differences, shown
 from transduce.text.alignment import DICTIONARY_FILE
 from transduce.text.corpus import read_text
 from transduce.text.languages import (
@@ -296,21 +296,10 @@ def _changed_sizes(start: StartModel, config: RunConfig) -> Iterator[str]:
     try:
         build_with_weights(config.model, start.model.weights)
     except CheckpointError:
-        for name, before, now in _differences(start, config):
+        changed = differences(start.model.config, config.model)
+        for name, (before, now) in changed.items():
             if name not in FREE_MODEL_SETTINGS | SETTINGS_OF_INITIAL_WEIGHTS:
                 yield f"`model.{name}` is {shown(now)} in place of {shown(before)}"
-
-
-def _differences(
-    start: StartModel, config: RunConfig
-) -> Iterator[tuple[str, object, object]]:
-    """Yield the full name and both values of each model setting that differs."""
-    earlier, later = (
-        flattened(asdict(each)) for each in (start.model.config, config.model)
-    )
-    for name, before in earlier.items():
-        if (now := later[name]) != before:
-            yield name, before, now
 
 
 def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
@@ -331,7 +320,8 @@ def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
                 f"`training.{name}` is {shown(before)}, but {shown(now)} is requested; "
                 "leave one of them out."
             )
-    if ("learned_start", True, False) in _differences(start, config):
+    changed = differences(start.model.config, config.model)
+    if changed.get("learned_start") == (True, False):
         raise ConfigError(
             f"{start.path}: `keep_optimizer` continues the run's optimizer, whose "
             "moments would change the embedding of the start token, but "
@@ -348,7 +338,7 @@ def changed_functions(start: StartModel, config: RunConfig) -> list[str]:
     Settings of initial weights have no effect.
     """
     messages = []
-    for name, before, now in _differences(start, config):
+    for name, (before, now) in differences(start.model.config, config.model).items():
         if name in SETTINGS_OF_INITIAL_WEIGHTS:
             messages.append(
                 f"`model.{name}` has no effect, as the initial weights are those of "
