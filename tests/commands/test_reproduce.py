@@ -452,6 +452,7 @@ def test_an_interrupted_report_says_that_its_work_starts_anew(
 def test_scaling_is_measured_trained_and_written(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],
+    command: Callable[..., Any],
     corpus_files: tuple[Path, Path],
     tmp_path: Path,
 ) -> None:
@@ -478,3 +479,16 @@ def test_scaling_is_measured_trained_and_written(
     assert logs == {path: path.stat().st_mtime_ns for path in (out / "logs").iterdir()}
     refusal = refuses("reproduce", "scaling", *options, "--heads", 2, "--out", out)
     assert "`heads` of the experiment in this folder is 1, but 2 is requ" in refusal
+    # A run whose results are damaged does not keep the others from the report.
+    log = out / "runs" / runs[0] / "log.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"dev"' not in line))
+    outcome = command("reproduce", "scaling", *options, "--out", out)
+    assert outcome.code == 2
+    assert outcome.err.startswith(
+        f"transduce: All runs must be done, but 1 of 3 failed; the first is {runs[0]}: "
+        f"{log.parent}: the log of the run must have lines of kind 'dev'"
+    )
+    figures = json.loads((out / "report" / "scaling.json").read_text())
+    assert [row["kind"] for row in figures["rows"]] == ["scaled", "unscaled"]
+    assert list(figures["failures"]) == runs[:1]

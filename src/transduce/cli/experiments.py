@@ -1,16 +1,17 @@
 """Experiments of several trainings: their corpus, progress and report."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from transduce.cli.data import DataDisplay
 from transduce.cli.files import Files, finish_report
 from transduce.cli.terminal import ProgressDisplay
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
-from transduce.device import Hardware
-from transduce.errors import ConfigError, DataError, neither_or_both
+from transduce.device import WIDE, Hardware, choose_hardware
+from transduce.errors import CheckpointError, ConfigError, DataError, neither_or_both
 from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.pipeline import checked_settings
 from transduce.experiments.presets import RunConfig
@@ -23,13 +24,23 @@ from transduce.experiments.run_processes import (
     Slot,
     Workers,
     is_final,
+    kept_precision,
+    locked,
+    read_record,
+    refuse_other_contents,
     run_all,
 )
+from transduce.files import require_new_folder
+from transduce.machine import Precision
 from transduce.report.report import Report
 from transduce.settings import assigned_values
 
 SEEDED = {"training.seed": "use --seeds"}
 """Setting that all experiments vary, and what to use instead."""
+REPORT = "report"
+"""Folder of an experiment's report."""
+
+AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def refuse_settings(assignments: Sequence[str], options: Mapping[str, str]) -> None:
@@ -89,24 +100,68 @@ def _errors_naming(row: str) -> Iterator[None]:
         raise ConfigError(f"{row}: {error}") from None
 
 
+def kept_hardware(
+    record: Path, device: str, precision: Precision, *, width: int = WIDE
+) -> Hardware:
+    """Choose the hardware of all trainings of an experiment.
+
+    Precision "auto" is that of the experiment's record, if there is one.
+    """
+    recorded = read_record(record).get("precision")
+    return choose_hardware(device, kept_precision(precision, recorded), width=width)
+
+
+@contextmanager
+def opened(out: Path, name: str, record: str, what: str) -> Iterator[tuple[int, ...]]:
+    """Lock the folder of the experiment of `transduce reproduce NAME`; yield the lock.
+
+    `record` is the name of the file with its settings, `what` describes the experiment.
+    Raises `ConfigError` if the folder, or that of its report, holds anything else.
+    """
+    refuse_other_contents(out, record, what)
+    require_new_folder(out / REPORT, overwrite=True, made_by=_command(name))
+    with locked(out) as lock:
+        yield lock
+
+
 def complete(
     experiment: Experiment,
-    runs: Sequence[Run],
+    runs: Sequence[AnyRun],
     slots: Sequence[Slot],
     lock: tuple[int, ...],
+    read: Callable[[AnyRun], object],
 ) -> dict[str, str]:
-    """Complete runs of an experiment; return the reason of each failure by name."""
+    """Complete runs of an experiment; return the reason of each failure by name.
+
+    `read` reads all results of a run. A run with damaged results has failed, so that
+    the report has the others.
+    """
     with ExperimentDisplay(runs) as display:
         workers = Workers(experiment, slots, lock)
-        return run_all(runs, workers, display.went_on)
+        failures = run_all(runs, workers, display.went_on)
+    for run in sound(runs, failures):
+        try:
+            read(run)
+        except (CheckpointError, DataError) as error:
+            failures[run.name] = str(error)
+    return failures
+
+
+def sound(runs: Sequence[AnyRun], failures: Mapping[str, str]) -> list[AnyRun]:
+    """Return the runs that have not failed."""
+    return [run for run in runs if run.name not in failures]
 
 
 def replace_report(
     report: Report, figures: Mapping[str, object], out: Path, name: str
 ) -> None:
     """Print the report of an experiment, and write it in place of an older one."""
-    folder, command = out / "report", f"reproduce {name}"
-    finish_report(report, figures, folder, command, overwrite=True)
+    finish_report(report, figures, out / REPORT, _command(name), overwrite=True)
+
+
+def _command(name: str) -> str:
+    """Return the words of a command, which identify its reports."""
+    return f"reproduce {name}"
 
 
 def require_all_done(runs: Sequence[Run], failures: Mapping[str, str]) -> None:

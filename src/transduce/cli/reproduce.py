@@ -18,6 +18,8 @@ from transduce.cli.experiments import (
     complete,
     corpus_files,
     fetched,
+    kept_hardware,
+    opened,
     refuse_contradictory,
     refuse_settings,
     replace_report,
@@ -36,17 +38,9 @@ from transduce.cli.table2 import (
     train_systems,
 )
 from transduce.cli.terminal import error_console
-from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments import scaling as scaling_experiment
-from transduce.experiments.run_processes import (
-    CORPUS,
-    kept_precision,
-    locked,
-    make_slots,
-    read_record,
-    refuse_other_contents,
-)
+from transduce.experiments.run_processes import CORPUS, make_slots
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
 from transduce.experiments.table2 import Scoring
@@ -57,6 +51,7 @@ from transduce.experiments.table3 import (
     Table3Experiment,
     base_for,
     collect,
+    read_row,
     require_rows,
     require_same_rows,
     row_runs,
@@ -399,15 +394,14 @@ def table3(
         chosen={name for name, _ in assigned_values(settings)},
     )
     slots = make_slots(device, parallel)
-    recorded = read_record(out / TABLE3_RECORD).get("precision")
-    precision = kept_precision(precision, recorded)
-    hardware = choose_hardware(device, precision, width=base.model.d_model)
+    hardware = kept_hardware(
+        out / TABLE3_RECORD, device, precision, width=base.model.d_model
+    )
     files = corpus_files(source, target, dev_source, dev_target)
     chosen = chosen_corpus(corpus, files)
     new = {run.row: run.config for run in runs if not run.has_begun}
     refuse_contradictory(new, chosen)
-    refuse_other_contents(out, TABLE3_RECORD, "a reproduction of Table 3")
-    with locked(out) as lock:
+    with opened(out, "table3", TABLE3_RECORD, "a reproduction of Table 3") as lock:
         experiment = Table3Experiment(
             folder=out.absolute(),
             files=fetched(chosen, out / CORPUS),
@@ -418,7 +412,9 @@ def table3(
         require_possible(runs, experiment.files, hardware)
         experiment.begin()
         require_same_rows(runs)
-        failures = complete(experiment, runs, slots, lock)
+        failures = complete(
+            experiment, runs, slots, lock, lambda run: read_row(experiment, run)
+        )
         table = collect(experiment, runs, failures, trials)
         replace_report(table3_report(table), asdict(table), out, "table3")
     require_all_done(runs, failures)
@@ -547,12 +543,10 @@ def scaling(
     base = changed_by_options(scaling_experiment.base_config(steps), None, settings)
     runs = scaling_experiment.scores_runs(out.absolute(), base, d_k, heads, seeds)
     slots = make_slots(device, parallel)
-    hardware = choose_hardware(device, precision)
+    record, what = scaling_experiment.EXPERIMENT, "an experiment of `reproduce scaling`"
+    hardware = kept_hardware(out / record, device, precision)
     files = corpus_files(source, target, dev_source, dev_target)
-    refuse_other_contents(
-        out, scaling_experiment.EXPERIMENT, "an experiment of `reproduce scaling`"
-    )
-    with locked(out) as lock:
+    with opened(out, "scaling", record, what) as lock:
         corpus = out.absolute() / CORPUS
         experiment = scaling_experiment.ScalingExperiment(
             folder=out.absolute(),
@@ -568,7 +562,9 @@ def scaling(
             statistics = scaling_experiment.measure_scores(
                 scaling_experiment.MEASURED_WIDTHS, status.update
             )
-        failures = complete(experiment, runs, slots, lock)
+        failures = complete(
+            experiment, runs, slots, lock, scaling_experiment.trained_row
+        )
         machine = describe_machine(("torch", "numpy"), hardware.device)
         figures = scaling_experiment.collect(
             experiment, statistics, runs, failures, str(machine)

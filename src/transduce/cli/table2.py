@@ -13,11 +13,14 @@ from transduce.cli.experiments import (
     complete,
     fetched,
     fetched_tests,
+    kept_hardware,
+    opened,
     refuse_contradictory,
     refuse_settings,
     replace_report,
     require_all_done,
     require_possible,
+    sound,
 )
 from transduce.cli.files import Files
 from transduce.cli.options import changed_by_options, require_distinct
@@ -32,15 +35,7 @@ from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.environment import current_environment
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_processes import (
-    CORPUS,
-    kept_precision,
-    locked,
-    make_slots,
-    read_record,
-    refuse_other_contents,
-    with_seed,
-)
+from transduce.experiments.run_processes import CORPUS, make_slots, with_seed
 from transduce.experiments.table2 import (
     Scoring,
     Table2,
@@ -58,6 +53,7 @@ from transduce.experiments.table2_training import (
     is_small_corpus,
     path_lengths,
     processors_of,
+    read_results,
     recipes,
     results_of,
     system_config,
@@ -251,14 +247,13 @@ def train_systems(
     require_between("--scale", options.scale, MIN_SCALE, MAX_SCALE)
     require_between("--steps", options.steps, 1, MAX_STEPS)
     width = preset("base").model.d_model
-    recorded = read_record(out / TABLE2_RECORD).get("precision")
-    precision = kept_precision(options.precision, recorded)
-    hardware = choose_hardware(options.device, precision, width=width)
+    hardware = kept_hardware(
+        out / TABLE2_RECORD, options.device, options.precision, width=width
+    )
     slots = make_slots(options.device, options.parallel)
     _require_possible(out, corpus, options)
     tests = _read_tests(test, corpus)
-    refuse_other_contents(out, TABLE2_RECORD, "a training of Table 2")
-    with locked(out) as lock:
+    with opened(out, "table2", TABLE2_RECORD, "a training of Table 2") as lock:
         files = fetched(corpus, out / CORPUS)
         if isinstance(corpus, NamedCorpus) and not tests:
             tests = fetched_tests(corpus, out / CORPUS)
@@ -274,17 +269,18 @@ def train_systems(
         require_possible(runs, files, hardware)
         experiment.begin(runs)
         paths = path_lengths(configs)  # before the runs, so that a fault costs little
-        failures = complete(experiment, runs, slots, lock)
-        ensembles = ensembles_of(runs)
+        failures = complete(experiment, runs, slots, lock, read_results)
+        done = sound(runs, failures)
+        ensembles = ensembles_of(done)
         for each in ensembles:
             each.discard_stale()
-        failures |= complete(experiment, ensembles, slots, lock)
+        failures |= complete(experiment, ensembles, slots, lock, read_results)
         table = TrainedTable2(
-            processors=processors_of(runs),
+            processors=processors_of(done),
             files=files.absolute_names(),
             precision=hardware.precision,
             match=options.match,
-            results=tuple(results_of(runs, ensembles, options.trials)),
+            results=tuple(results_of(done, sound(ensembles, failures), options.trials)),
             recipes=recipes(configs),
             paths=paths,
             failures=failures,

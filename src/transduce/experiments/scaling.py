@@ -239,7 +239,8 @@ def collect(
     done = [run for run in runs if run.name not in failures]
     keys = dict.fromkeys((run.d_k, run.kind) for run in done)
     rows = [
-        _row([r for r in done if (r.d_k, r.kind) == (d_k, kind)]) for d_k, kind in keys
+        trained_row(*(r for r in done if (r.d_k, r.kind) == (d_k, kind)))
+        for d_k, kind in keys
     ]
     return Scaling(
         statistics=tuple(statistics),
@@ -250,8 +251,13 @@ def collect(
     )
 
 
-def _row(runs: Sequence[ScoresRun]) -> TrainedRow:
-    first, perplexities = runs[0], tuple(run.perplexity for run in runs)
+def trained_row(first: ScoresRun, *others: ScoresRun) -> TrainedRow:
+    """Read the figures of runs with different seeds; the first has the settings.
+
+    Raises `CheckpointError` if they are damaged.
+    """
+    runs = first, *others
+    perplexities = tuple(run.perplexity for run in runs)
     return TrainedRow(
         kind=first.kind,
         d_k=first.d_k,

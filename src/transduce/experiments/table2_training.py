@@ -58,15 +58,8 @@ from transduce.experiments.run_processes import (
 )
 from transduce.files import read_json, write_json
 from transduce.machine import Precision
-from transduce.metrics.comparison import (
-    PooledBleu,
-    SystemScore,
-    Trials,
-    paired_scores,
-    pooled,
-)
+from transduce.metrics.comparison import ONE_TRIAL, Trials, pooled_scores
 from transduce.metrics.scores import (
-    Tokenization,
     choose_tokenization,
     corpus_bleu,
     language_for_paper_bleu,
@@ -518,6 +511,18 @@ def results_of(
     return results
 
 
+def read_results(run: SystemRun | EnsembleRun) -> None:
+    """Read all results of a run that is done.
+
+    Raises `CheckpointError` or `DataError` if they are damaged.
+    """
+    if isinstance(run, EnsembleRun):
+        _scores([run], run.members[0], ONE_TRIAL)
+    else:
+        _result([run], ONE_TRIAL)
+        processors_of([run])
+
+
 def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
     costs = [logged_cost(RunFolder(run.path)) for run in runs]
     model = settings_of(runs[0].path).model
@@ -616,7 +621,7 @@ def _score(
         translated_lines(each.translations(test), len(references))
         for each in translated
     ]
-    bleu = _pooled_bleu(texts, references, tokenization, trials)
+    [bleu] = pooled_scores({"": texts}, references, tokenization, trials).systems
     by_paper, moses = None, language_for_paper_bleu(language, references)
     if moses is not None:
         by_paper = fmean(paper_bleu(text, references, moses).score for text in texts)
@@ -630,20 +635,6 @@ def _score(
         ),
         paper_bleu=by_paper,
     )
-
-
-def _pooled_bleu(
-    texts: Sequence[Sequence[str]],
-    references: Sequence[str],
-    tokenization: Tokenization,
-    trials: Trials,
-) -> SystemScore:
-    """Return sacreBLEU of several translations together, with its interval."""
-    units, pooled_references = pooled(texts, references)
-    metric = PooledBleu(tokenization)
-    [scores] = paired_scores({"system": units}, pooled_references, [metric], trials)
-    [score] = scores.systems
-    return score
 
 
 def _curve(run: SystemRun) -> tuple[CurvePoint, ...]:

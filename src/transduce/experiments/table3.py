@@ -36,13 +36,11 @@ from transduce.experiments.run_processes import (
 )
 from transduce.machine import Precision
 from transduce.metrics.comparison import (
+    ONE_TRIAL,
     SIGNIFICANT_P,
-    PairedScores,
-    PooledBleu,
     SystemScore,
     Trials,
-    paired_scores,
-    pooled,
+    pooled_scores,
 )
 from transduce.metrics.scores import Tokenization, choose_tokenization, corpus_bleu
 from transduce.report.chart import Chart, Series, draw
@@ -390,11 +388,11 @@ def collect(
     failures: Mapping[str, str],
     trials: Trials,
 ) -> Table3:
-    """Collect the results of the runs that are done.
+    """Collect the results of the runs that are done and have not failed.
 
     Raises `DataError` if the translations or the references do not match the dev text.
     """
-    done = [run for run in runs if run.is_done]
+    done = [run for run in runs if run.is_done and run.name not in failures]
     texts = [read_references(run.sources, run.references) for run in done]
     references = texts[0] if texts else []
     base = [run for run in done if run.row == "base"]
@@ -405,11 +403,19 @@ def collect(
         if not row_runs:
             continue
         row_runs = _with_seeds_of(base, row_runs) or row_runs
-        compared = _with_seeds_of(row_runs, base)
-        metric = PooledBleu(tokenization)
-        scores = _scores(row_runs, compared, references, metric, trials)
+        translations = {
+            each[0].row: [
+                translated_lines(run.translations, len(references)) for run in each
+            ]
+            for each in (_with_seeds_of(row_runs, base), row_runs)
+            if each
+        }
+        scores = pooled_scores(translations, references, tokenization, trials)
         signatures = scores.bootstrap_signature, scores.randomisation_signature
-        by_seed = _bleu_by_seed(row_runs, references, tokenization)
+        by_seed = tuple(
+            corpus_bleu(text, references, tokenization=tokenization).score
+            for text in translations[row]
+        )
         rows.append(_result(experiment, row_runs, scores.systems[-1], by_seed))
     return Table3(
         settings=settings(experiment.base),
@@ -423,27 +429,18 @@ def collect(
     )
 
 
+def read_row(experiment: Table3Experiment, run: RowRun) -> None:
+    """Read all results of a run that is done.
+
+    Raises `CheckpointError` or `DataError` if they are damaged.
+    """
+    collect(experiment, [run], {}, ONE_TRIAL)
+
+
 def _with_seeds_of(others: Sequence[RowRun], runs: Sequence[RowRun]) -> list[RowRun]:
     """Return the runs with a seed that some other run has."""
     seeds = {run.seed for run in others}
     return [run for run in runs if run.seed in seeds]
-
-
-def _scores(
-    runs: Sequence[RowRun],
-    base: Sequence[RowRun],
-    references: Sequence[str],
-    metric: PooledBleu,
-    trials: Trials,
-) -> PairedScores:
-    """Scores of a row compared with base, or alone if it is base or base is missing."""
-    systems: dict[str, list[str]] = {}
-    units: list[str] = []
-    for each in (base, runs) if base and base != runs else (runs,):
-        texts = [translated_lines(run.translations, len(references)) for run in each]
-        systems[each[0].row], units = pooled(texts, references)
-    [scores] = paired_scores(systems, units, [metric], trials)
-    return scores
 
 
 def _tokenization(
@@ -452,15 +449,6 @@ def _tokenization(
     config = experiment.base
     language = known_languages(config.languages, experiment.files).target
     return choose_tokenization(config.evaluation.tokenize, language, references)
-
-
-def _bleu_by_seed(
-    runs: Sequence[RowRun], references: Sequence[str], tokenization: Tokenization
-) -> tuple[float, ...]:
-    texts = (translated_lines(run.translations, len(references)) for run in runs)
-    return tuple(
-        corpus_bleu(text, references, tokenization=tokenization).score for text in texts
-    )
 
 
 def _result(

@@ -56,6 +56,10 @@ class Trials:
         require_between("seed", self.seed, 1, MAX_WHOLE)
 
 
+ONE_TRIAL = Trials(resamples=1, shuffles=1)
+"""Trials for scores alone, whose tests are not used."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemScore:
     """Score of a system by one metric, compared with the baseline's."""
@@ -222,6 +226,24 @@ def pooled(
         require_pairs(text, references)
     units = ["\n".join(lines) for lines in zip(*translations, strict=True)]
     return units, ["\n".join([line] * len(translations)) for line in references]
+
+
+def pooled_scores(
+    systems: Mapping[str, Sequence[Sequence[str]]],
+    references: Sequence[str],
+    tokenization: Tokenization,
+    trials: Trials,
+) -> PairedScores:
+    """BLEU of systems that have translated a text equally often, over all translations.
+
+    Each system is tested against the first. The tests draw sentences, each with all its
+    translations. Raises `DataError` unless each text has a line for each reference.
+    """
+    units: dict[str, list[str]] = {}
+    for name, translations in systems.items():
+        units[name], lines = pooled(translations, references)
+    [scores] = paired_scores(units, lines, [PooledBleu(tokenization)], trials)
+    return scores
 
 
 LENGTH_BOUNDS = (0, 5, 10, 15, 20, 30, 40, 60)

@@ -1,16 +1,16 @@
-"""Checks of an experiment before its first training."""
+"""Checks of an experiment before its first training, and after its last."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from transduce.cli.experiments import require_possible
+from transduce.cli.experiments import complete, opened, require_possible, sound
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import choose_hardware
-from transduce.errors import ConfigError
+from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_processes import PresetRun
+from transduce.experiments.run_processes import Experiment, PresetRun
 
 
 def test_a_row_is_checked_unless_all_its_trainings_have_begun(tmp_path: Path) -> None:
@@ -31,3 +31,49 @@ def test_a_row_is_checked_unless_all_its_trainings_have_begun(tmp_path: Path) ->
         run.path.mkdir(parents=True)
         (run.path / "config.json").touch()
     require_possible(runs, files, hardware)
+
+
+def test_a_run_with_damaged_results_has_failed(tmp_path: Path) -> None:
+    text = (tmp_path / "text",)
+    runs = [
+        PresetRun(
+            row=row, preset="tiny", seed=1, config=PRESETS["tiny"], folder=tmp_path
+        )
+        for row in ("sound", "truncated", "damaged")
+    ]
+    for run in runs:
+        run.path.mkdir(parents=True)
+        (run.path / "log.jsonl").write_text('{"kind": "final", "step": 50}\n')
+
+    def read(run: PresetRun) -> None:
+        if run.row == "truncated":
+            raise DataError("There must be 2 lines, but there is 1.")
+        if run.row == "damaged":
+            raise CheckpointError("The settings must be JSON, but are not.")
+
+    experiment = Experiment(
+        folder=tmp_path, files=CorpusFiles(source=text, target=text)
+    )
+    failures = complete(experiment, runs, [{}], (), read)
+    assert failures == {
+        "truncated-seed1": "There must be 2 lines, but there is 1.",
+        "damaged-seed1": "The settings must be JSON, but are not.",
+    }
+    assert sound(runs, failures) == runs[:1]
+
+
+def test_a_report_in_the_place_of_other_files_is_refused_before_the_work(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "scaling.json").touch()
+    report = tmp_path / "report"
+    report.mkdir()
+    (report / "notes.txt").touch()
+    with (
+        pytest.raises(ConfigError, match=f"^{report}: only a folder that the same co"),
+        opened(tmp_path, "scaling", "scaling.json", "an experiment"),
+    ):
+        pass
+    (report / ".made-by").write_text("reproduce scaling\n")
+    with opened(tmp_path, "scaling", "scaling.json", "an experiment") as lock:
+        assert lock

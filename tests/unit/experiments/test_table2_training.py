@@ -17,7 +17,7 @@ from transduce.checkpoint import build
 from transduce.data.corpus_files import CorpusFiles, EvaluationText
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
-from transduce.errors import ConfigError, DataError
+from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.environment import Environment
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.run_processes import with_seed
@@ -34,6 +34,7 @@ from transduce.experiments.table2_training import (
     is_small_corpus,
     path_lengths,
     processors_of,
+    read_results,
     require_systems,
     results_of,
     system_config,
@@ -561,6 +562,33 @@ def test_a_test_text_that_changes_is_refused(
     tests[0].reference.write_text("\n".join(GOOD) + "\n")
     with pytest.raises(ConfigError, match="the test text test has changed since"):
         experiment.begin(runs)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_damaged_results_of_a_run_are_refused(runs: list[SystemRun]) -> None:
+    pair = [run for run in runs if run.row == "base"]
+    for run in pair:
+        write(run, GOOD, 4.0, 10**9)
+        read_results(run)
+    [ensemble] = ensembles_of(pair)
+    [test] = ensemble.tests
+    ensemble.translations(test).write_text("\n".join(GOOD) + "\n")
+    read_results(ensemble)
+    ensemble.translations(test).write_text("a dog\n")
+    with pytest.raises(DataError, match=f"^{ensemble.translations(test)}: must have"):
+        read_results(ensemble)
+    run = pair[0]
+    for path, content in (
+        (run.translations(test), "a dog\n"),
+        (run.path / "config.json", "{}"),
+        (run.path / "log.jsonl", "{}\n"),
+        (run.path / "corpus" / "dev" / "target.txt", "a dog\n"),
+    ):
+        before = path.read_text()
+        path.write_text(content)
+        with pytest.raises((CheckpointError, DataError), match=str(run.path)):
+            read_results(run)
+        path.write_text(before)
 
 
 def test_commands_train_then_translate(

@@ -9,13 +9,14 @@ import pytest
 
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import EncodedPair, write_dataset
-from transduce.errors import DataError
+from transduce.errors import CheckpointError, DataError
 from transduce.experiments.run_processes import settings
 from transduce.experiments.table3 import (
     RowResult,
     Table3,
     Table3Experiment,
     collect,
+    read_row,
     row_runs,
     scaled_base,
 )
@@ -217,6 +218,37 @@ def test_truncated_references_of_any_run_are_named(
     message = f"^{run.references}:12: source and references must have equally many"
     with pytest.raises(DataError, match=message):
         collected(experiment, [1, 2])
+
+
+def test_damaged_results_of_a_run_are_refused(
+    experiment: Table3Experiment, write_run: WriteRun
+) -> None:
+    [run] = row_runs(experiment.folder, experiment.base, ["A-h1"], [2])
+    write_run("A-h1", 2, GOOD)
+    read_row(experiment, run)
+    for name, content in (
+        ("dev_translations.txt", "a dog\n"),
+        ("corpus/dev/target.txt", "a dog\n"),
+        ("config.json", "{}"),
+        ("log.jsonl", '{"kind": "step", "step": 40, "epoch": 13}\n'),
+        ("log.jsonl", '{"kind": "dev", "step": 40, "perplexity": 8.0}\n'),
+    ):
+        path = run.path / name
+        before = path.read_text()
+        path.write_text(content)
+        with pytest.raises((CheckpointError, DataError), match=str(run.path)):
+            read_row(experiment, run)
+        path.write_text(before)
+
+
+def test_a_run_that_has_failed_is_in_no_row(
+    experiment: Table3Experiment, write_run: WriteRun
+) -> None:
+    write_run("base", 1, GOOD)
+    write_run("base", 2, GOOD[:-1])
+    runs = row_runs(experiment.folder, experiment.base, ["base"], [1, 2])
+    table = collect(experiment, runs, {"base-seed2": "It is damaged."}, TRIALS)
+    assert [row.seeds for row in table.rows] == [(1,)]
 
 
 def result(row: str, difference: float, *ps: float | None) -> RowResult:
