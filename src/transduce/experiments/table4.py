@@ -8,7 +8,7 @@ from typing import Literal
 from transduce.data.treebank import before_number, read_both, read_gold
 from transduce.decoding.parser import score_parses
 from transduce.decoding.translator import load
-from transduce.errors import DataError
+from transduce.errors import DataError, RequestError
 from transduce.report.report import Column, Report, Section, Table, columns
 from transduce.text.corpus import name_of
 from transduce.trees.bracket_f1 import (
@@ -102,7 +102,10 @@ def our_rows(
         if predicted.is_dir():
             if gold not in gold_trees:
                 gold_trees[gold] = read_gold(gold)
-            load(predicted, device=device).parser()
+            try:
+                load(predicted, device=device).parser()
+            except RequestError as error:  # it translates
+                raise RequestError(f"{predicted}: {error}") from None
     return tuple(
         our_parser(setting, gold, gold_trees[gold], predicted, device)
         if row is None

@@ -7,7 +7,7 @@ import pytest
 
 from transduce.data.treebank import read_gold
 from transduce.decoding.parser import Parse
-from transduce.errors import DataError
+from transduce.errors import DataError, RequestError
 from transduce.experiments.table4 import (
     PAPER_ROWS,
     Table4,
@@ -139,6 +139,18 @@ def test_files_are_read_before_a_model_parses(
         with pytest.raises(DataError, match="missing: the file cannot be read"):
             our_rows(given, "cpu")
     assert opened == [model]
+
+
+def test_a_model_that_translates_is_named(
+    gold: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loaded:
+        def parser(self) -> None:
+            raise RequestError("It must parse, but translates.")
+
+    monkeypatch.setattr("transduce.experiments.table4.load", lambda *_, **__: Loaded())
+    with pytest.raises(RequestError, match=f"^{tmp_path}: It must parse, but trans"):
+        our_rows([("WSJ only", gold, tmp_path)], "cpu")
 
 
 def test_our_rows_are_shown_beside_the_papers_of_the_same_setting(
