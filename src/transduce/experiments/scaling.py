@@ -334,7 +334,9 @@ def _training_parts(scaling: Scaling) -> Iterator[Part]:
         how_many = counted(numbers[-1], "seed")
         if len(numbers) > 1:
             how_many = f"{numbers[0]} to {how_many}, since some trainings have failed"
-        yield f"Means of {how_many}; in brackets the lowest and the highest."
+        yield (
+            f"Geometric means of {how_many}; in brackets the lowest and the highest."
+        )
     points = {
         kind: [
             (row.d_k, row.perplexity)

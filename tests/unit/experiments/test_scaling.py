@@ -219,12 +219,15 @@ def test_the_report_tells_means_if_the_first_row_has_one_seed(tmp_path, statisti
     first, *others = scaling.rows
     alone = replace(first, seeds=first.seeds[:1], perplexities=first.perplexities[:1])
     for rows, sentence in (
-        ([alone, *others], "Means of 1 to 2 seeds, since some trainings have failed; "),
-        ([first], "Means of 2 seeds; "),
+        (
+            [alone, *others],
+            "Geometric means of 1 to 2 seeds, since some trainings have failed; ",
+        ),
+        ([first], "Geometric means of 2 seeds; "),
         ([alone], None),
     ):
         parts = as_report(replace(scaling, rows=tuple(rows))).sections[1].parts
-        found = [part for part in parts if str(part).startswith("Means of")]
+        found = [part for part in parts if str(part).startswith("Geometric means of")]
         expected = (
             []
             if sentence is None
@@ -255,7 +258,7 @@ def test_the_report_has_a_row_for_each_width_and_the_mean_of_seeds(
     assert narrow[3] == f"{math.sqrt(2 * 8):.2f} (2.00 to 8.00)"
     assert wide[5] == "7.00"  # one of its seeds has failed
     text = json.dumps([part for s in report.sections for part in s.parts], default=str)
-    assert "Means of 1 to 2 seeds, since some trainings have failed" in text
+    assert "Geometric means of 1 to 2 seeds, since some trainings have failed" in text
     assert failed.rows == (("additive-dk16-seed2", "It was killed (SIGKILL)."),)
     assert "training.steps = 90" in text
     assert "1 x Abacus" in text
