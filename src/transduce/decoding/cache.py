@@ -17,9 +17,10 @@ layer, copied when hypotheses are dropped or continued (`RecurrentCache`).
 
 from dataclasses import dataclass, fields, replace
 from itertools import chain
+from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer, initial_cell
@@ -51,8 +52,14 @@ def grown_capacity(num_slots: int, group_size: int) -> int:
 
 @dataclass(kw_only=True)
 class SourceCache:
-    """Keys and values of cross-attention in one decoder layer."""
+    """Keys and values of cross-attention in one decoder layer.
 
+    `LayerCache` and `RecurrentCache` add what a layer keeps of its own target. Each has
+    only one of slots and cells; the methods for the other one have no effect.
+    """
+
+    has_slots: ClassVar[bool]
+    """Whether hypotheses share slots, or have a cell each."""
     cross_key: Float[Tensor, "sentences heads source d_k"]
     cross_value: Float[Tensor, "sentences heads source d_v"]
 
@@ -77,11 +84,27 @@ class SourceCache:
             both = getattr(self, field.name), getattr(other, field.name)
             setattr(self, field.name, torch.cat(both))
 
+    def resize(self, num_slots: int) -> None:
+        """Cut or pad the slots to a number."""
+
+    def keep_slots(self, slots: Int[Tensor, "sentences kept"]) -> None:
+        """Keep these slots of each sentence, in this order."""
+
+    def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
+        """Continue the cells of these hypotheses of each group, in place."""
+
+    def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep the cells of these hypotheses, in this order.
+
+        `keep_sentences` then leaves the cells as they are.
+        """
+
 
 @dataclass(kw_only=True)
 class LayerCache(SourceCache):
     """Keys and values of one decoder layer."""
 
+    has_slots: ClassVar[bool] = True
     key: Float[Tensor, "sentences heads slots d_k"]
     value: Float[Tensor, "sentences heads slots d_v"]
 
@@ -141,6 +164,7 @@ class LayerCache(SourceCache):
 class RecurrentCache(SourceCache):
     """Cells of the recurrent unit of one decoder layer, and keys and values."""
 
+    has_slots: ClassVar[bool] = False
     cell: Float[Tensor, "sentences group d_model"]
 
     def zeros(self, sentences: int, source: int, slots: int) -> "RecurrentCache":
@@ -155,11 +179,12 @@ class RecurrentCache(SourceCache):
         """Return views of all tensors: their first sentences, positions and slots."""
         return [*super().views(sentences, source, slots), self.cell[:sentences]]
 
-    def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
-        """Keep the cells of these hypotheses, in this order.
+    def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
+        """Continue the cells of these hypotheses of each group, in place."""
+        _continue(self.cell, parents)
 
-        `keep_sentences` then leaves the cells as they are.
-        """
+    def keep_hypotheses(self, rows: Int[Tensor, "kept group"]) -> None:
+        """Keep the cells of these hypotheses, in this order."""
         self.cell = self.cell.flatten(0, 1)[rows]
 
 
@@ -171,6 +196,7 @@ class DecodingState:
     """
 
     layers: list[LayerCache | RecurrentCache]
+    """Caches of the layers, all of one kind."""
     memory_mask: Bool[Tensor, "sentences 1 1 source"]
     past: Bool[Tensor, "sentences group slots"]
     """Whether a slot belongs to the past of a hypothesis: its tokens so far, or those
@@ -187,14 +213,9 @@ class DecodingState:
     """Upper bound of `lengths`."""
 
     @property
-    def _stores(self) -> list[LayerCache]:
-        """Caches of the layers with self-attention."""
-        return [each for each in self.layers if isinstance(each, LayerCache)]
-
-    @property
-    def _cells(self) -> list[RecurrentCache]:
-        """Caches of the layers with recurrent units."""
-        return [each for each in self.layers if isinstance(each, RecurrentCache)]
+    def _has_slots(self) -> bool:
+        """Whether the layers have self-attention, and no recurrent units."""
+        return self.layers[0].has_slots
 
     @property
     def group_size(self) -> int:
@@ -204,7 +225,7 @@ class DecodingState:
     @property
     def _slots_per_step(self) -> int:
         """Slots of the newest position of each hypothesis."""
-        return self.group_size if self._stores else 0
+        return self.group_size if self._has_slots else 0
 
     @property
     def capacity(self) -> int:
@@ -262,7 +283,7 @@ class DecodingState:
         Only tensors change, so that a step can be recorded; `count_step` does the rest.
         Returns the mask of all slots that each hypothesis attends to.
         """
-        if self._stores:
+        if self._has_slots:
             self._forget_distant()
             own = torch.eye(self.group_size, dtype=torch.bool, device=self.past.device)
             self.past[:, :, slots] = own
@@ -283,9 +304,9 @@ class DecodingState:
 
     def continue_from(self, parents: Int[Tensor, "sentences group"]) -> None:
         """Continue these hypotheses of each group, in place."""
-        for stored in (self.past, *(each.cell for each in self._cells)):
-            index = parents[:, :, None].expand_as(stored)
-            stored.copy_(stored.gather(1, index))
+        _continue(self.past, parents)
+        for layer in self.layers:
+            layer.continue_from(parents)
 
     def grow(self) -> None:
         """Free unused slots, then add capacity.
@@ -308,7 +329,7 @@ class DecodingState:
         if _is_identity(rows, len(self.lengths), self.group_size):
             return
         sentences, parents = rows[:, 0] // self.group_size, rows % self.group_size
-        for layer in self._cells:
+        for layer in self.layers:
             layer.keep_hypotheses(rows)
         self.past = self.past[sentences[:, None], parents]
         unchanged = torch.arange(len(self.memory_mask), device=rows.device)
@@ -316,8 +337,8 @@ class DecodingState:
             self.lengths = self.lengths.index_select(0, sentences)
             self.memory_mask = self.memory_mask.index_select(0, sentences)
             self.positions = self.positions.index_select(0, sentences)
-            for cache in self.layers:
-                cache.keep_sentences(sentences)
+            for layer in self.layers:
+                layer.keep_sentences(sentences)
 
     def join(self, other: "DecodingState") -> None:
         """Append the sentences of another state with groups of the same size.
@@ -325,7 +346,7 @@ class DecodingState:
         The other state must not be used afterwards.
         """
         both = (self, other)
-        if self._stores:
+        if self._has_slots:
             for state in both:
                 state._compact()
             self.num_slots = max(state.num_slots for state in both)
@@ -350,11 +371,11 @@ class DecodingState:
         order = (~is_used).int().argsort(dim=1, stable=True)[:, : self.num_slots]
         self.past = self.past.gather(2, order[:, None].expand(-1, self.group_size, -1))
         self.positions = self.positions.gather(1, order)
-        for layer in self._stores:
+        for layer in self.layers:
             layer.keep_slots(order)
 
     def _resize(self, num_slots: int) -> None:
-        for layer in self._stores:
+        for layer in self.layers:
             layer.resize(num_slots)
         self.past = resized(self.past, num_slots, dim=2)
         self.positions = resized(self.positions, num_slots, dim=1)
@@ -363,6 +384,14 @@ class DecodingState:
         for layer in self.layers:
             layer.resize_source(width)
         self.memory_mask = resized(self.memory_mask, width, dim=3)
+
+
+def _continue(
+    stored: Shaped[Tensor, "sentences group _"], parents: Int[Tensor, "sentences group"]
+) -> None:
+    """Replace what each hypothesis of a group has by that of its parent, in place."""
+    index = parents[:, :, None].expand_as(stored)
+    stored.copy_(stored.gather(1, index))
 
 
 def _is_identity(
@@ -387,7 +416,7 @@ def new_state(model: Transformer, memory: Memory) -> DecodingState:
     layers = [
         _new_layer(layer, memory.states, capacity) for layer in model.decoder_layers
     ]
-    if isinstance(layers[0], RecurrentCache):
+    if not layers[0].has_slots:
         capacity = 0
     return DecodingState(
         layers=layers,
