@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from rival_variants import CONVOLUTIONAL, CONVOLUTIONALS
 from transduce.architectures.config import (
     Convolution,
     ConvolutionalConfig,
@@ -23,7 +24,6 @@ from transduce.architectures.convolutional import (
     scaled_gradient,
     windows,
 )
-from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import Checkpoint, average, load_model, save_model
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
@@ -33,24 +33,9 @@ from transduce.text.vocabulary import PAD
 
 SOURCE = torch.tensor([[5, 9, 4, 17, 2], [8, 2, PAD, PAD, PAD]])
 TARGET_IN = torch.tensor([[1, 6, 22, 7, 3], [1, 11, PAD, PAD, PAD]])
-SMALL = ConvolutionalConfig(
-    vocab_size=30,
-    encoder_blocks="2x6k3,8k2,5k1",
-    decoder_blocks="6k3,7k2,2x7k3",
-    d_embedding=10,
-    d_output=9,
-    max_positions=4,
-    dropout=0.0,
-)
-VARIANTS = {
-    "widths that change": SMALL,
-    "a shared matrix": replace(SMALL, d_output=None, shared_embedding=True),
-    "two vocabularies": replace(SMALL, target_vocab_size=23),
-    "a decoder as the encoder": replace(SMALL, decoder_blocks=None),
-}
 
 
-@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS)
+@pytest.fixture(params=CONVOLUTIONALS.values(), ids=CONVOLUTIONALS)
 def model(request: pytest.FixtureRequest) -> Convolutional:
     """Model with random gains, biases and embeddings of size one."""
     model = Convolutional(request.param).eval()
@@ -275,112 +260,25 @@ def test_gradients_are_scaled_but_not_values() -> None:
 
 
 def test_the_encoder_receives_the_mean_gradient_of_half_of_all_attentions() -> None:
-    model = Convolutional(SMALL)
+    model = Convolutional(CONVOLUTIONAL)
     memory = model.encode(SOURCE)
     memory.keys.retain_grad()
     (memory.keys.sum() + memory.values.sum()).backward()
     whole = 1 + math.sqrt(0.5)
     num_tokens = int((SOURCE != PAD).sum())
-    share = whole / (2 * len(SMALL.decoder_convolutions))
-    expected = torch.full((SMALL.d_embedding,), num_tokens * share)
+    share = whole / (2 * len(CONVOLUTIONAL.decoder_convolutions))
+    expected = torch.full((CONVOLUTIONAL.d_embedding,), num_tokens * share)
     torch.testing.assert_close(model.encoder_output.bias.grad, expected)
-
-
-@torch.no_grad()
-def test_steps_equal_a_pass_over_the_whole_target(model: Convolutional) -> None:
-    memory = model.encode(SOURCE)
-    whole, state = model(SOURCE, TARGET_IN), model.start(memory)
-    for i in range(TARGET_IN.size(1)):
-        stepped = model.step(TARGET_IN[:, i : i + 1], state)
-        torch.testing.assert_close(stepped[:, 0], whole[:, i], atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_states_may_be_reordered_and_joined(model: Convolutional) -> None:
-    targets = torch.tensor([[1, 6, 22, 7], [1, 6, 3, 8], [1, 9, 9, 9], [1, 9, 5, 4]])
-    sources = [SOURCE[:1], SOURCE[1:, :2]]
-    states = [model.start(model.encode(source)) for source in sources]
-    for state in states:
-        model.step(torch.tensor([[1]]), state)
-        state.reorder(torch.tensor([[0, 0]]))
-    model.step(targets[:2, 1][None], states[0])
-    states[0].reorder(torch.tensor([[1, 0]]))
-    states[0].join(states[1])
-    state = states[0]
-    # The first sentence has read one token more than the second.
-    model.step(torch.tensor([[8, 22], [9, 9]]), state)
-    state.reorder(torch.tensor([[3, 2], [1, 0]]))
-    found = model.step(torch.tensor([[4, 9], [7, 3]]), state)
-    for row, source, read in (
-        (found[0, 0], sources[1], [1, 9, 4]),
-        (found[0, 1], sources[1], [1, 9, 9]),
-        (found[1, 0], sources[0], [1, 6, 22, 7]),
-        (found[1, 1], sources[0], [1, 6, 8, 3]),
-    ):
-        whole = model(source, torch.tensor([read]))[0, -1]
-        torch.testing.assert_close(row, whole, atol=1e-4, rtol=1e-4)
-
-
-@torch.no_grad()
-def test_padding_has_no_influence(model: Convolutional) -> None:
-    batched = model(SOURCE, TARGET_IN)
-    alone = model(SOURCE[1:, :2], TARGET_IN[1:, :2])
-    torch.testing.assert_close(batched[1:, :2], alone)
-    one_attention, *_ = model.cross_attention_taps
-    recorded: list[torch.Tensor] = []
-    one_attention.register_forward_hook(lambda *each: recorded.append(each[2]))
-    model(SOURCE, TARGET_IN)
-    assert recorded[0].shape == (2, 1, 5, 5)
-    assert (recorded[0][1, :, :, 2:] == 0).all()
-
-
-def test_no_position_depends_on_a_later_token(model: Convolutional) -> None:
-    embedded: list[torch.Tensor] = []
-
-    def keep(_: nn.Module, __: object, output: torch.Tensor) -> None:
-        output.retain_grad()
-        embedded.append(output)
-
-    model.target_positions.register_forward_hook(keep)
-    model(SOURCE, TARGET_IN)[0, 2].sum().backward()
-    [gradient] = [each.grad[0].abs().sum(dim=-1) for each in embedded]
-    assert (gradient[3:] == 0).all()
-    assert (gradient[:3] > 0).all()
-
-
-def test_each_decoder_block_has_a_tap_that_reads_steps(model: Convolutional) -> None:
-    taps = model.cross_attention_taps
-    assert len(taps) == len(model.config.decoder_convolutions)
-    recorded: list[torch.Tensor] = []
-    taps[-1].register_forward_hook(lambda *each: recorded.append(each[2]))
-    state = model.start(model.encode(SOURCE))
-    state.reorder(torch.tensor([[0, 0, 0], [1, 1, 1]]))
-    model.step(torch.ones(2, 3, dtype=torch.int64), state)
-    assert recorded[0].shape == (2, 1, 3, 5)
-    torch.testing.assert_close(recorded[0].sum(-1), torch.ones(2, 1, 3))
-
-
-def test_a_fused_model_computes_the_same(model: Convolutional) -> None:
-    assert isinstance(model, TransductionModel)
-    fused = fuse(model)
-    assert isinstance(fused, TransductionModel)
-    torch.testing.assert_close(fused(SOURCE, TARGET_IN), model(SOURCE, TARGET_IN))
-    shared = dict(model.named_parameters())
-    assert all(shared[name] is each for name, each in fused.named_parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_model_computes_in_other_precisions(dtype: torch.dtype) -> None:
-    model = Convolutional(SMALL).eval()
+    model = Convolutional(CONVOLUTIONAL).eval()
     exact = model(SOURCE, TARGET_IN)
     with torch.inference_mode():
         found = fuse(model).to(dtype)(SOURCE, TARGET_IN)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), exact, atol=0.1, rtol=0.1)
-
-
-def test_the_number_of_parameters_is_that_of_the_formula(model: Convolutional) -> None:
-    assert model.config.num_parameters == model.num_parameters()
 
 
 @pytest.mark.parametrize(
@@ -410,7 +308,7 @@ def test_flops_are_those_of_all_matrix_products(model: Convolutional) -> None:
 def test_a_folder_and_an_average_hold_the_model(
     variant: str, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    config = replace(VARIANTS[variant], vocab_size=tokenizer.vocab_size)
+    config = replace(CONVOLUTIONALS[variant], vocab_size=tokenizer.vocab_size)
     model = Convolutional(config).eval()
     kept = Checkpoint(
         config=config, weights=model.state_dict(), tokenizer=tokenizer, step=3

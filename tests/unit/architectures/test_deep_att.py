@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from rival_variants import DEEP_ATT
 from transduce.architectures.config import DeepAttConfig, num_parameters
 from transduce.architectures.deep_att import (
     DeepAtt,
@@ -17,14 +18,6 @@ from transduce.checkpoint import build
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
 
-TINY = DeepAttConfig(
-    vocab_size=20,
-    embedding_width=6,
-    d_model=8,
-    encoder_layers=3,
-    decoder_layers=3,
-    dropout=0.0,
-)
 SOURCE = torch.tensor([[5, 6, 7, 8, 2], [9, 4, 2, 0, 0], [3, 2, 0, 0, 0]])
 TARGET = torch.tensor([[1, 11, 12, 13], [1, 14, 15, 0], [1, 16, 17, 18]])
 
@@ -34,7 +27,7 @@ Array = np.ndarray
 @pytest.fixture
 def model() -> DeepAtt:
     torch.manual_seed(3)
-    model = build(TINY)
+    model = build(DEEP_ATT)
     assert isinstance(model, DeepAtt)
     return model.eval()
 
@@ -78,7 +71,7 @@ def encoded(
         for module, step in zip(column, steps, strict=True):
             f = affine(module.feed_forward, inputs)
             h = lstm(module, f[::step])[::step]
-            inputs = np.concatenate([f[:, : 2 * TINY.d_model], kept * h], axis=1)
+            inputs = np.concatenate([f[:, : 2 * DEEP_ATT.d_model], kept * h], axis=1)
         tops += [h, f]
     return affine(model.project_top, np.concatenate(tops, axis=1))
 
@@ -96,7 +89,7 @@ def test_the_encoder_computes_interleaved_columns_with_fast_forward_connections(
 
 def test_columns_that_are_not_interleaved_keep_their_directions() -> None:
     torch.manual_seed(3)
-    model = DeepAtt(replace(TINY, interleaved=False)).eval()
+    model = DeepAtt(replace(DEEP_ATT, interleaved=False)).eval()
     expected = encoded(model, [5, 6, 7, 8, 2], [[1, 1, 1], [-1, -1, -1]])
     values = numpy_of(model.encode(SOURCE[:1]).values[0])
     np.testing.assert_allclose(values, expected, atol=1e-5)
@@ -108,7 +101,7 @@ def decoded(model: DeepAtt, memory: DeepAttMemory, kept: float = 1.0) -> Array:
     first, *others = model.decoder_layers
     recurrent, score = numpy_of(first.recurrent.weight), numpy_of(model.score.weight)[0]
     query = numpy_of(model.project_query.weight)
-    size = TINY.d_model
+    size = DEEP_ATT.d_model
     h, c, fs, hs = np.zeros(size), np.zeros(size), [], []
     for y in numpy_of(model.embedding.weight)[TARGET[0].tolist()]:
         scores = np.tanh(query @ h + keys) @ score
@@ -151,84 +144,6 @@ def test_first_biases_are_zero_but_for_forget_gates(model: DeepAtt) -> None:
             assert bias == [0.0] * 8 + [1.0] * 8 + [0.0] * 16
 
 
-def test_steps_give_the_logits_of_the_whole_target(model: DeepAtt) -> None:
-    memory = model.encode(SOURCE)
-    whole = model.logits(model.decode(TARGET, memory))
-    state = model.start(memory)
-    for t in range(TARGET.size(1)):
-        stepped = model.step(TARGET[:, t : t + 1], state)[:, 0]
-        torch.testing.assert_close(stepped, whole[:, t], atol=1e-5, rtol=0)
-
-
-def test_reordered_and_joined_hypotheses_continue_as_before(model: DeepAtt) -> None:
-    both, last = model.encode(SOURCE[:2]), model.encode(SOURCE[2:])
-    state, other = model.start(both), model.start(last)
-    model.step(TARGET[:2, :1], state)
-    model.step(TARGET[2:, :1], other)
-    state.reorder(torch.tensor([[1]]))
-    state.join(other)
-    found = model.step(TARGET[1:, 1:2], state)[:, 0]
-    whole = model.logits(model.decode(TARGET[1:], model.encode(SOURCE[1:])))
-    torch.testing.assert_close(found, whole[:, 1], atol=1e-5, rtol=0)
-
-
-def test_padding_has_no_influence_and_a_batch_equals_its_sentences(
-    model: DeepAtt,
-) -> None:
-    whole = model.decode(TARGET, model.encode(SOURCE))
-    for row, (source, target) in enumerate(zip(SOURCE, TARGET, strict=True)):
-        source, target = source[source > 0][None], target[target > 0][None]
-        alone = model.decode(target, model.encode(source))[0]
-        torch.testing.assert_close(whole[row, : len(alone)], alone, atol=1e-5, rtol=0)
-
-
-def test_the_decoder_sees_no_later_token(model: DeepAtt) -> None:
-    embedded: list[torch.Tensor] = []
-
-    def keep(_: object, __: object, output: torch.Tensor) -> None:
-        output.retain_grad()
-        embedded.append(output)
-
-    memory = model.encode(SOURCE[:1])
-    hook = model.embedding.register_forward_hook(keep)
-    states = model.decode(TARGET[:1], memory)
-    hook.remove()
-    states[0, 1].sum().backward()
-    gradient = embedded[0].grad
-    assert gradient is not None
-    assert gradient[0, 1].abs().sum() > 0
-    assert gradient[0, 2:].abs().sum() == 0
-
-
-def test_the_tap_gets_the_weights_of_all_positions(model: DeepAtt) -> None:
-    found: list[torch.Tensor] = []
-    [tap] = model.cross_attention_taps
-    tap.register_forward_hook(lambda _, __, weights: found.append(weights))
-    memory = model.encode(SOURCE)
-    model.decode(TARGET, memory)
-    [weights] = found
-    assert weights.shape == (3, 1, 4, 5)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(3, 1, 4))
-    assert weights[1, :, :, 3:].abs().sum() == 0
-    model.step(TARGET[:, :1], model.start(memory))
-    torch.testing.assert_close(found[1][:, 0, 0], weights[:, 0, 0])
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        TINY,
-        replace(TINY, target_vocab_size=13),
-        replace(TINY, columns=1, fast_forward="full"),
-        replace(TINY, fast_forward="none", encoder_layers=2),
-    ],
-)
-def test_the_number_of_parameters_is_that_of_the_formula(
-    config: DeepAttConfig,
-) -> None:
-    assert build(config).num_parameters() == num_parameters(config)
-
-
 def test_the_default_sizes_are_those_of_the_paper() -> None:
     config = DeepAttConfig()
     assert (config.top_width, config.context_width) == (5_120, 1_280)
@@ -260,7 +175,7 @@ def test_the_flops_of_an_update_grow_with_both_lengths(model: DeepAtt) -> None:
     def flops(source: int, target: int) -> int:
         return model.update_flops(np.array([source]), np.array([target]))
 
-    cells, context = TINY.d_model, TINY.context_width
+    cells, context = DEEP_ATT.d_model, DEEP_ATT.context_width
     by_score = 6 * (cells + context)
     assert flops(3, 2) - flops(3, 1) - (flops(2, 2) - flops(2, 1)) == by_score
     layer = (3 * cells + cells) * 4 * cells
@@ -290,4 +205,4 @@ def test_settings_out_of_range_are_refused(
     settings: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(TINY, **settings)
+        replace(DEEP_ATT, **settings)

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from rival_variants import MIXTURE_RECURRENT, MIXTURE_TRANSFORMER, MIXTURES
 from transduce.architectures import recurrent
 from transduce.architectures.config import (
     ExpertsConfig,
     MixtureRecurrentConfig,
-    MixtureTransformerConfig,
     architecture_of,
     num_parameters,
 )
@@ -24,7 +24,6 @@ from transduce.checkpoint import Checkpoint, average, build, load_model, save_mo
 from transduce.data.batches import Batcher, BatchingConfig
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.tensors import Batch
-from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.translator import Translator
 from transduce.device import Hardware
 from transduce.errors import ConfigError, RequestError
@@ -39,59 +38,10 @@ from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer, TrainingStoppedError
 
 CPU = torch.device("cpu")
-TRANSFORMER = MixtureTransformerConfig(
-    vocab_size=40,
-    num_layers=2,
-    d_model=16,
-    num_heads=2,
-    d_k=8,
-    d_v=8,
-    dropout=0.0,
-    experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
-)
-RECURRENT = MixtureRecurrentConfig(
-    vocab_size=40,
-    d_model=16,
-    cells=24,
-    dropout=0.0,
-    initial_range=0.3,
-    experts=ExpertsConfig(num_experts=8, top_k=2, d_ff=12),
-)
-MODELS = {
-    "recurrent": RECURRENT,
-    "recurrent-deeper": replace(
-        RECURRENT,
-        encoder_layers=4,
-        decoder_layers=3,
-        shared_embedding=True,
-        tied_output=True,
-    ),
-    "recurrent-targets": replace(RECURRENT, target_vocab_size=30),
-    "transformer": TRANSFORMER,
-    "transformer-pre": replace(
-        TRANSFORMER, norm="pre", positions="learned", target_vocab_size=30
-    ),
-}
-CONFIGS = {
-    **MODELS,
-    **{
-        f"{name}-{gating}{'-groups' if groups else ''}": replace(
-            config,
-            experts=replace(config.experts, gating=gating, num_groups=groups),
-        )
-        for name, config in MODELS.items()
-        if name in ("recurrent", "transformer")
-        for gating, groups in [
-            ("batchwise", None),
-            ("batchwise", 2),
-            ("noisy-top-k", 2),
-        ]
-    },
-}
 one_of_each = pytest.mark.parametrize(
-    "config", [RECURRENT, TRANSFORMER], ids=["recurrent", "transformer"]
+    "config", [MIXTURE_RECURRENT, MIXTURE_TRANSFORMER], ids=["recurrent", "transformer"]
 )
-all_models = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+all_models = pytest.mark.parametrize("config", MIXTURES.values(), ids=MIXTURES)
 
 
 def drawn(config: object) -> TransductionModel:
@@ -215,15 +165,10 @@ def test_the_first_model_of_a_process_has_the_weights_of_later_ones(config) -> N
         assert torch.equal(weight, second.state_dict()[name]), name
 
 
-@all_models
-def test_the_number_of_parameters_is_that_of_the_formula(config) -> None:
-    assert build(config).num_parameters() == num_parameters(config)
-
-
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_one_expert_is_the_feed_forward_network(norm) -> None:
     experts = ExpertsConfig(num_experts=1, top_k=1, d_ff=12)
-    config = replace(TRANSFORMER, experts=experts, norm=norm, dropout=0.1)
+    config = replace(MIXTURE_TRANSFORMER, experts=experts, norm=norm, dropout=0.1)
     mixture = drawn(config).eval()
     dense = Transformer(mixture.config.transformer).eval()
     for module in (*mixture.modules(), *dense.modules()):
@@ -242,70 +187,6 @@ def test_one_expert_is_the_feed_forward_network(norm) -> None:
     expected = dense.decode(TARGET, dense.encode(SOURCE))
     is_token = TARGET != PAD  # padding reaches no expert
     torch.testing.assert_close(found[is_token], expected[is_token])
-
-
-@all_models
-def test_decoding_steps_equal_a_pass_over_the_whole_target(config) -> None:
-    model = drawn(config).eval()
-    with torch.inference_mode():
-        memory = model.encode(SOURCE)
-        whole = model.logits(model.decode(TARGET, memory))
-        decoder = TorchDecoder(model, memory)
-        steps = [decoder.step(ids[:, None].numpy()) for ids in TARGET.T]
-    is_token = TARGET != PAD
-    torch.testing.assert_close(torch.cat(steps, 1)[is_token], whole[is_token])
-
-
-@all_models
-def test_hypotheses_are_decoded_apart_after_reordering_and_joining(config) -> None:
-    model = drawn(config).eval()
-    prefixes = {0: [[11, 12], [13, 14]], 1: [[15], [16]]}
-    with torch.inference_mode():
-        first = TorchDecoder(model, model.encode(SOURCE[:1]))
-        first.step(np.array([[BOS]]))
-        first.reorder(np.array([[0, 0]]))
-        first.step(np.array([[13, 11]]))
-        first.reorder(np.array([[1, 0]]))
-        second = TorchDecoder(model, model.encode(SOURCE[1:, :3]))
-        second.step(np.array([[BOS]]))
-        second.reorder(np.array([[0, 0]]))
-        first.join(second)
-        logits = first.step(np.array([[12, 14], [15, 16]]))
-        for sentence, group in prefixes.items():
-            for number, prefix in enumerate(group):
-                source = SOURCE[sentence : sentence + 1]
-                target = torch.tensor([[BOS, *prefix]])
-                alone = model.logits(model.decode(target, model.encode(source)))
-                torch.testing.assert_close(logits[sentence, number], alone[0, -1])
-        # Only the second sentence goes on, with its hypotheses exchanged.
-        first.reorder(np.array([[3, 2]]))
-        logits = first.step(np.array([[17, 18]]))
-        target = torch.tensor([[BOS, 16, 17]])
-        alone = model.logits(model.decode(target, model.encode(SOURCE[1:])))
-        torch.testing.assert_close(logits[0, 0], alone[0, -1])
-
-
-@all_models
-def test_a_sentence_does_not_depend_on_its_batch_in_evaluation(config) -> None:
-    model = drawn(config).eval()
-    together = model.decode(TARGET, model.encode(SOURCE))
-    alone = model.decode(TARGET[1:, :2], model.encode(SOURCE[1:, :3]))
-    torch.testing.assert_close(together[1, :2], alone[0])
-
-
-@all_models
-def test_no_gradient_comes_from_later_tokens(config) -> None:
-    model = drawn(config).eval()
-    inputs: list[Tensor] = []
-    embedding = model.target_embedding or model.embedding
-    embedding.register_forward_hook(lambda _, __, x: inputs.append(x))
-    memory = model.encode(SOURCE)
-    states = model.decode(TARGET, memory)
-    (gradient,) = torch.autograd.grad(
-        (states[0, 1] * torch.arange(16)).sum(), inputs[-1]
-    )
-    assert gradient[0, :2].any(dim=-1).all()
-    assert not gradient[0, 2:].any()
 
 
 @all_models
@@ -345,9 +226,9 @@ def test_the_auxiliary_loss_is_added_for_each_target_token(
     found = []
     for weight in (0.0, 0.5):
         experts = replace(
-            TRANSFORMER.experts, importance_weight=weight, load_weight=weight
+            MIXTURE_TRANSFORMER.experts, importance_weight=weight, load_weight=weight
         )
-        model = drawn(replace(TRANSFORMER, experts=experts))
+        model = drawn(replace(MIXTURE_TRANSFORMER, experts=experts))
         torch.manual_seed(4)
         loss = BatchLoss(model, 0.0, cpu, consistency=consistency)(batch)
         found.append(loss.smoothed)
@@ -360,7 +241,7 @@ def test_the_auxiliary_loss_is_added_for_each_target_token(
 
 
 def test_an_interrupted_pass_leaves_no_loss() -> None:
-    model = drawn(TRANSFORMER)
+    model = drawn(MIXTURE_TRANSFORMER)
     model.encode(SOURCE)
     once = model.auxiliary_loss()
     model.decode(TARGET, model.encode(SOURCE))
@@ -380,7 +261,7 @@ def test_flops_are_those_of_the_experts_that_tokens_go_to(config) -> None:
     experts = replace(config.experts, num_experts=64)
     many = build(replace(config, experts=experts)).update_flops(*lengths) / 3
     # Only the gates' matrix and that of the noise grow with the experts.
-    num_layers = 1 if config is RECURRENT else 2
+    num_layers = 1 if config is MIXTURE_RECURRENT else 2
     assert many - few == 2 * num_layers * (8 + 6) * 2 * 16 * (64 - 8)
 
 
@@ -415,7 +296,7 @@ def test_the_sizes_of_the_papers_models_are_those_it_tells() -> None:
 
 
 def test_an_encoder_reads_the_source_in_both_directions() -> None:
-    model = drawn(RECURRENT).eval()
+    model = drawn(MIXTURE_RECURRENT).eval()
     first = model.encode(torch.tensor([[5, 6, 7, EOS]])).states
     other = model.encode(torch.tensor([[5, 6, 9, EOS]])).states
     assert (first != other).any(dim=-1).all()
@@ -424,7 +305,7 @@ def test_an_encoder_reads_the_source_in_both_directions() -> None:
 @pytest.mark.parametrize("kept", [1.0, 0.5])
 @torch.no_grad()
 def test_lstms_and_mixtures_equal_the_formulas_of_appendix_e(kept) -> None:
-    model = drawn(RECURRENT).eval()
+    model = drawn(MIXTURE_RECURRENT).eval()
     if kept == 0.5:
         model.dropout.register_forward_hook(halve)
     logits = model.logits(model.decode(TARGET, model.encode(SOURCE)))
@@ -436,7 +317,7 @@ def test_lstms_and_mixtures_equal_the_formulas_of_appendix_e(kept) -> None:
 
 
 def test_attention_is_that_of_appendix_g() -> None:
-    model = drawn(RECURRENT).eval()
+    model = drawn(MIXTURE_RECURRENT).eval()
     memory, found = model.encode(SOURCE[:1]), []
     attention = model.attentive.attention
     attention.weights_tap.register_forward_hook(lambda _, __, w: found.append(w))
@@ -454,7 +335,7 @@ def test_attention_is_that_of_appendix_g() -> None:
 
 
 def test_the_output_of_a_mixture_passes_a_sigmoid() -> None:
-    model = drawn(RECURRENT).eval()
+    model = drawn(MIXTURE_RECURRENT).eval()
     with torch.no_grad():
         model.encoder_mixture.experts.outer.zero_()
     inputs: list[Tensor] = []
@@ -504,7 +385,7 @@ def train(trainer: Trainer, last: int | None = None) -> list[float]:
 
 TRAINABLE = ["recurrent", "recurrent-batchwise", "transformer", "transformer-batchwise"]
 trainable = pytest.mark.parametrize(
-    "config", [CONFIGS[name] for name in TRAINABLE], ids=TRAINABLE
+    "config", [MIXTURES[name] for name in TRAINABLE], ids=TRAINABLE
 )
 
 
@@ -523,7 +404,7 @@ def test_resumed_training_equals_uninterrupted_training(make_trainer, config) ->
 
 
 def test_a_run_keeps_no_graph_between_updates(make_trainer) -> None:
-    trainer = make_trainer(TRANSFORMER)
+    trainer = make_trainer(MIXTURE_TRANSFORMER)
     trainer.find_micro_batch()
     train(trainer)
     modules = [m for m in trainer.model.modules() if isinstance(m, MixtureOfExperts)]
@@ -622,9 +503,9 @@ def test_int8_is_refused(make_checkpoint, config) -> None:
 )
 def test_wrong_settings_are_refused(settings, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        replace(RECURRENT, **settings)
+        replace(MIXTURE_RECURRENT, **settings)
 
 
 def test_wrong_settings_of_a_transformer_are_refused() -> None:
     with pytest.raises(ConfigError, match="`model.d_model` must be even"):
-        replace(TRANSFORMER, d_model=15)
+        replace(MIXTURE_TRANSFORMER, d_model=15)

@@ -1,6 +1,6 @@
 """Recurrent models: cells, attention, and decoding against equations written out."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transduce.architectures.config import RecurrentConfig, num_parameters
-from transduce.architectures.interface import CachedState, TransductionModel
+from rival_variants import LUONG, RECURRENT, RECURRENTS, RNNSEARCH
+from transduce.architectures.config import num_parameters
 from transduce.architectures.recurrent import (
     Attention,
     RecurrentLayer,
@@ -24,182 +24,9 @@ from transduce.architectures.recurrent import (
 from transduce.checkpoint import build
 from transduce.errors import ConfigError
 from transduce.experiments.presets import PRESETS
-from transduce.nn.fuse import fuse
 from transduce.text.vocabulary import PAD
 
-VOCAB = 30
-SMALL = RecurrentConfig(
-    vocab_size=VOCAB,
-    encoder_layers=2,
-    decoder_layers=2,
-    d_model=12,
-    dropout=0.0,
-    residual_from=3,
-    initial_range=0.4,
-)
-LUONG = replace(
-    SMALL,
-    attention="general",
-    attention_query="current",
-    readout="attentional",
-    bidirectional=False,
-    residual_from=None,
-    initial_state="encoder",
-)
-RNNSEARCH = replace(
-    SMALL,
-    cell="gru",
-    encoder_layers=1,
-    decoder_layers=1,
-    embedding_width=10,
-    attention_width=7,
-    readout_width=6,
-    readout="maxout",
-    residual_from=None,
-    initial_state="projected",
-)
-VARIANTS = {
-    "gnmt": SMALL,
-    "deep": replace(
-        SMALL,
-        encoder_layers=4,
-        decoder_layers=4,
-        attention="normed-additive",
-        forget_bias=1.0,
-    ),
-    "gnmt-v2": replace(SMALL, attention_query="current"),
-    "unfed": replace(
-        SMALL, decoder_layers=3, attention_query="current", input_feeding=False
-    ),
-    "last-states": replace(SMALL, initial_state="encoder"),
-    "luong": LUONG,
-    "luong-unfed": replace(LUONG, input_feeding=False, readout_width=5),
-    "luong-residual": replace(LUONG, residual_from=2, bidirectional=False),
-    "rnnsearch": RNNSEARCH,
-    "rnnsearch-lstm": replace(RNNSEARCH, cell="lstm", attention_query="current"),
-    "projected-gru": replace(SMALL, cell="gru", initial_state="projected"),
-    "tied": replace(
-        SMALL, shared_embedding=True, tied_output=True, attention="tanh-product"
-    ),
-    "own-target": replace(SMALL, target_vocab_size=17, shared_embedding=True),
-}
 SOURCE = torch.tensor([[5, 6, 7, 8, 9, 2], [10, 11, 12, 2, 0, 0], [13, 2, 0, 0, 0, 0]])
-TARGET = torch.tensor([[1, 5, 6, 7, 8], [1, 9, 10, 11, 12], [1, 13, 14, 15, 16]])
-
-
-@pytest.fixture(params=VARIANTS, name="model")
-def _model(request: pytest.FixtureRequest) -> RecurrentModel:
-    model = build(VARIANTS[request.param]).eval()
-    assert isinstance(model, RecurrentModel)
-    for name, parameter in model.named_parameters():
-        if "bias" in name:
-            nn.init.uniform_(parameter, -0.3, 0.3)
-    return model
-
-
-def every_step(
-    model: RecurrentModel, ids: Tensor, state: CachedState
-) -> Iterator[Tensor]:
-    for column in ids.split(1, dim=1):
-        yield model.step(column, state)
-
-
-def test_a_recurrent_model_has_the_members_of_a_model(model: RecurrentModel) -> None:
-    assert isinstance(model, TransductionModel)
-
-
-def test_steps_equal_a_pass_over_the_whole_target(model: RecurrentModel) -> None:
-    memory = model.encode(SOURCE)
-    whole = model.logits(model.decode(TARGET, memory))
-    stepped = list(every_step(model, TARGET, model.start(memory)))
-    torch.testing.assert_close(torch.cat(stepped, dim=1), whole)
-
-
-def test_a_batch_equals_its_sentences_alone(model: RecurrentModel) -> None:
-    together = model(SOURCE, TARGET)
-    for row, target, found in zip(SOURCE, TARGET, together, strict=True):
-        alone = model(row[row != PAD][None], target[None])
-        torch.testing.assert_close(found, alone[0])
-
-
-def test_padding_has_no_influence(model: RecurrentModel) -> None:
-    padded = nn.functional.pad(SOURCE, (0, 4))
-    torch.testing.assert_close(model(padded, TARGET), model(SOURCE, TARGET))
-    with torch.no_grad():
-        model.embedding.weight[PAD] += 5
-    before = model(SOURCE[2:, :2], TARGET[2:])
-    torch.testing.assert_close(model(padded, TARGET)[2:], before)
-
-
-def test_no_later_token_has_influence(model: RecurrentModel) -> None:
-    embedded: list[Tensor] = []
-    embedding = model.target_embedding or model.embedding
-    embedding.register_forward_hook(lambda _, __, found: embedded.append(found))
-    memory = model.encode(SOURCE)
-    states = model.decode(TARGET, memory)
-    [gradient] = torch.autograd.grad(states[:, 2].sum(), embedded[-1])
-    assert (gradient[:, :3] != 0).any(dim=-1).all()
-    assert (gradient[:, 3:] == 0).all()
-
-
-def test_the_fused_model_computes_the_same(model: RecurrentModel) -> None:
-    fused = fuse(model)
-    torch.testing.assert_close(fused(SOURCE, TARGET), model(SOURCE, TARGET))
-    shared = {id(parameter) for parameter in model.parameters()}
-    assert {id(parameter) for parameter in fused.parameters()} == shared
-
-
-def test_the_number_of_parameters_follows_from_the_settings(
-    model: RecurrentModel,
-) -> None:
-    assert model.num_parameters() == model.config.num_parameters
-
-
-def test_joined_and_reordered_states_continue_their_hypotheses(
-    model: RecurrentModel,
-) -> None:
-    """Two sentences with groups of two, one of which joins after two steps."""
-    targets = torch.stack([TARGET[:2], TARGET[1:]], dim=1)  # [sentences, group, target]
-    first = model.start(model.encode(SOURCE[:1]))
-    second = model.start(model.encode(SOURCE[1:2, :4]))
-    pair = torch.tensor([[0, 0]])
-    for state in (first, second):
-        model.step(torch.tensor([[1]]), state)
-        state.reorder(pair)
-    model.step(targets[:1, :, 1], first)
-    model.step(targets[1:, :, 1], second)
-    first.join(second)
-    # Swap the sentences, and the hypotheses of one.
-    first.reorder(torch.tensor([[3, 2], [0, 1]]))
-    order = targets[[1, 0]].clone()
-    order[0] = order[0].flip(0)
-    found = model.step(order[:, :, 2], first)
-    for sentence, source in enumerate((SOURCE[1:2, :4], SOURCE[:1])):
-        for place in range(2):
-            target = order[sentence, place, :3][None]
-            expected = model(source, target)[0, -1]
-            torch.testing.assert_close(found[sentence, place], expected)
-    first.reorder(torch.tensor([[2, 3]]))
-    found = model.step(order[1:, :, 3], first)
-    expected = model(SOURCE[:1], order[1, :, :4][:1])[0, -1]
-    torch.testing.assert_close(found[0, 0], expected)
-
-
-def test_taps_get_the_same_weights_in_steps_and_in_whole_sequences(
-    model: RecurrentModel,
-) -> None:
-    seen: list[Tensor] = []
-    [tap] = model.cross_attention_taps
-    tap.register_forward_hook(lambda _, __, weights: seen.append(weights))
-    memory = model.encode(SOURCE)
-    model.decode(TARGET, memory)
-    [whole] = seen
-    assert whole.shape == (3, 1, 5, 6)
-    torch.testing.assert_close(whole.sum(dim=-1), torch.ones(3, 1, 5))
-    assert (whole.masked_select(SOURCE[:, None, None] == PAD) == 0).all()
-    seen.clear()
-    list(every_step(model, TARGET, model.start(memory)))
-    torch.testing.assert_close(torch.cat(seen, dim=2), whole)
 
 
 # Reference equations, for one sentence in numpy
@@ -314,7 +141,7 @@ def attend(attention: Attention, query: Array, states: list[Array]) -> Array:
     "kind", ["additive", "normed-additive", "general", "tanh-product"]
 )
 def test_attention_computes_the_equations_of_its_score(kind) -> None:
-    config = replace(SMALL, attention=kind, attention_width=7)
+    config = replace(RECURRENT, attention=kind, attention_width=7)
     attention = build_attention(config)
     initialize_uniform(attention, 0.7)
     states, query = torch.randn(1, 5, 12), torch.randn(1, 2, 12)
@@ -365,7 +192,7 @@ def embedded(model: RecurrentModel, target: list[int]) -> list[Array]:
 
 @pytest.mark.parametrize("name", ["deep", "gnmt-v2", "unfed"])
 def test_gnmt_computes_its_equations(name: str) -> None:
-    model = build(VARIANTS[name]).eval()
+    model = build(RECURRENTS[name]).eval()
     initialize_uniform(model, 0.4)
     source, target = [5, 6, 7, 2], [1, 8, 9, 10]
     memory, attention = encoded(model, source), model.attentive.attention
@@ -463,7 +290,7 @@ def test_dropout_is_at_the_inputs_of_all_layers() -> None:
 
 
 def test_initial_weights_are_uniform_in_the_range() -> None:
-    model = build(replace(VARIANTS["deep"], initial_range=0.1))
+    model = build(replace(RECURRENTS["deep"], initial_range=0.1))
     for name, parameter in model.named_parameters():
         if "bias" in name or name.endswith("gain"):
             continue
@@ -473,7 +300,7 @@ def test_initial_weights_are_uniform_in_the_range() -> None:
 
 
 def test_first_biases_are_zero_but_for_forget_gates() -> None:
-    model = build(VARIANTS["deep"])
+    model = build(RECURRENTS["deep"])
     attention = model.attentive.attention
     assert attention.gain.item() == pytest.approx(12**-0.5)
     assert (attention.bias == 0).all()
@@ -527,7 +354,7 @@ def test_normed_attention_has_a_direction_whatever_the_initial_weights() -> None
 )
 def test_bad_settings_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match="^`model") as caught:
-        replace(SMALL, **changes)
+        replace(RECURRENT, **changes)
     assert message in str(caught.value)
     assert str(caught.value).count(". ") == 0
 
@@ -576,7 +403,7 @@ def test_small_presets_have_about_two_million_parameters(name: str) -> None:
 
 def test_the_cost_of_an_update_is_counted_by_hand() -> None:
     """Three times the forward products, of 4 + 3 source and 5 + 2 target tokens."""
-    model = build(replace(SMALL, vocab_size=30, d_model=10, embedding_width=6))
+    model = build(replace(RECURRENT, vocab_size=30, d_model=10, embedding_width=6))
     directions, upper = 2 * 40 * (6 + 10), 40 * (20 + 10)
     encoder, keys = directions + upper, 10 * 10
     decoder = 40 * (6 + 10 + 10) + 40 * (10 + 10 + 10)
