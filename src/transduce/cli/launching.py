@@ -110,8 +110,8 @@ def run_processes(command: Sequence[str], count: int) -> int:
     are ended, and its exit code is returned. Raises `ProcessKilledError` if a process
     was killed, and `ProcessLostError` for an unknown cause. The first process prints
     its errors; the errors of another are printed only if it failed first. A signal that
-    ends processes before they can handle it ends this one alike: Ctrl-C raises
-    `KeyboardInterrupt`, and the exit code for signal n is 128 + n.
+    ends the processes ends this one alike: Ctrl-C raises `KeyboardInterrupt`, and the
+    exit code for signal n is 128 + n.
     """
     require_between("--devices", count, 1, max(num_cores(), MAX_DEVICES))
     with ExitStack() as stack:
@@ -209,16 +209,18 @@ def _exit_code(
     """
     if not failed:
         return 0
-    forwarded = {signal.SIGINT, signal.SIGTERM} if arrived else set()
-    ended_by = {-each.process.returncode: each for each in reversed(failed)}
-    for number, worker in ended_by.items():
-        if number > 0 and number not in forwarded:
+    forwarded = {-signal.SIGINT, -signal.SIGTERM, 128 + signal.SIGTERM}
+    expected = forwarded if arrived else set()
+    for number, worker in enumerate(workers, start=1):
+        code = worker.process.returncode
+        if worker in failed and code < 0 and code not in expected:
             raise ProcessKilledError(
-                f"Process {workers.index(worker) + 1} of {len(workers)} was killed "
-                f"({signal.Signals(number).name}), and the others were ended."
+                f"Process {number} of {len(workers)} was killed "
+                f"({signal.Signals(-code).name}), and the others were ended."
             )
     cause = next((worker for worker in workers if worker.is_at_fault), None)
-    if cause is None and forwarded.intersection(ended_by):
+    causes = failed if cause is None else [cause]
+    if expected.intersection(each.process.returncode for each in causes):
         if arrived[0] == signal.SIGINT:
             raise KeyboardInterrupt
         return 128 + arrived[0]

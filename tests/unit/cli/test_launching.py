@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,20 @@ def test_ctrl_c_in_the_launcher_alone_reaches_a_process_that_starts(signal_at_st
     signal_at_start(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run("time.sleep(60)", "", count=1)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGHUP, 129), (signal.SIGTERM, 143), (signal.SIGINT, 0)],
+)
+def test_processes_that_undo_their_work_end_the_launcher_by_its_own_signal(
+    number, code
+):
+    undo = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
+    end = f"os.kill(os.getppid(), {number:d}); time.sleep(60)"
+    interrupted = pytest.raises(KeyboardInterrupt) if code == 0 else nullcontext()
+    with interrupted:
+        assert run(f"{undo}; time.sleep(0.3); {end}", f"{undo}; time.sleep(60)") == code
 
 
 def test_a_process_that_explains_its_end_by_a_signal_gives_its_exit_code(capfd):
