@@ -103,12 +103,15 @@ def test_pages_fit_the_screen_and_search_works_offline(
         page.locator("label[for=__search]").first.click()
     query.click()
     found = page.locator(".md-search-result__item")
-    for _ in range(20):  # input before the index is loaded is ignored
-        query.fill("")
-        query.press_sequentially("warmup")
-        page.wait_for_timeout(250)
-        if found.count():
-            break
-    assert "warmup" in found.first.inner_text().lower()
+    for typed in ("warmup", "translate --beam-size"):
+        word, shown = typed.rpartition("-")[2], ""
+        for _ in range(20):  # input before the index is loaded is ignored
+            query.fill("")
+            query.press_sequentially(typed)
+            page.wait_for_timeout(250)
+            shown = found.first.inner_text().lower() if found.count() else ""
+            if word in shown:
+                break
+        assert word in shown, f"{typed}: {shown}"
     assert wrong == []
     context.close()
