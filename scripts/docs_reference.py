@@ -736,6 +736,8 @@ def on_template_context(context: Any, template_name: str, config: Any) -> Any:
     return context
 
 
+LATER_FOUND = ("changelog.md", "contributing.md")
+"""Pages that search lists after those that explain things, as it does the results."""
 INCLUDED = re.compile(r"^--8<-- \"([A-Z]+\.md)\"$", re.MULTILINE)
 """A page of the repository's root that a page of the site consists of."""
 MARKS = re.compile(r"^<!-- (?:run|file|output)\b.*-->\n", re.MULTILINE)
@@ -752,7 +754,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     the repository to their place there, or nowhere while `repo_url` is unknown.
     """
     here = PurePosixPath(page.file.src_uri).parent
-    if str(here).startswith("results"):  # found after the pages that explain things
+    if str(here).startswith("results") or page.file.src_uri in LATER_FOUND:
         page.meta.setdefault("search", {"boost": 0.3})
 
     def adapted(match: re.Match[str]) -> str:
@@ -788,11 +790,18 @@ OPTION = re.compile(
 )
 """An option in running text, or what is skipped: blocks of code, and tags."""
 
+CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
+CELL_CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL)
+LONGEST_CODE = 40
+"""Most characters of code that a cell of a table keeps on one line."""
+
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     """Turn the formulas of a page into MathML, which browsers show without a script.
 
     Options such as `--dev-source` get a class, so that lines do not break within them.
+    So does long code in a table, which must break, or else it takes the width of the
+    columns beside it.
     """
     from latex2mathml.converter import convert
 
@@ -806,4 +815,12 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
         option = match["option"]
         return f'<span class="option">{option}</span>' if option else match[0]
 
+    content = CELL.sub(lambda cell: CELL_CODE.sub(_cell_code, cell[0]), content)
     return OPTION.sub(unbroken, FORMULA.sub(shown, content))
+
+
+def _cell_code(match: re.Match[str]) -> str:
+    """Code in a table, without the backslash that Markdown needs before `|` there."""
+    code = match[1].replace(r"\|", "|")
+    is_long = len(html.unescape(code)) > LONGEST_CODE
+    return f'<code class="long">{code}</code>' if is_long else f"<code>{code}</code>"

@@ -201,3 +201,13 @@ def test_the_json_of_commands_has_only_fields_that_are_described(
             names -= set(content.get("repairs", ()))
         missing |= {section: left} if (left := names - _described(section)) else {}
     assert missing == {}
+
+
+def test_code_in_a_table_has_no_backslash_and_breaks_if_it_is_long() -> None:
+    long = "zcat a.gz | " * 4
+    cells = f"<td><code>a \\| b</code></td><td><code>{long}</code></td>"
+    content = f"<p><code>{long}</code></p><table><tr>{cells}</tr></table>"
+    shown = REFERENCE.on_page_content(content, None, None, None)
+    assert f"<p><code>{long}</code></p>" in shown
+    assert "<td><code>a | b</code></td>" in shown
+    assert f'<td><code class="long">{long}</code></td>' in shown
