@@ -17,6 +17,8 @@ from transduce.serving.server import create_app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COLUMNS = 88
+"""Characters of a line of code that docs/assets/site.css makes room for."""
 RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.md"))
 GENERATED = re.compile(r"docs/reference/(?:commands/\S+|[a-z]+)\.md")
 """Pages that only the site has, which tests/commands/test_docs.py looks for."""
@@ -48,6 +50,16 @@ def test_a_page_links_only_files_that_exist(page: Path) -> None:
     ]
     places = [(page.parent / link).resolve().relative_to(ROOT) for link in missing]
     assert [str(each) for each in places if not GENERATED.fullmatch(str(each))] == []
+
+
+@pytest.mark.parametrize(
+    "page", PAGES[1:], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_commands_of_a_page_fit_beside_the_menus_of_the_site(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    wide = [line for line in "".join(blocks).splitlines() if len(line) > COLUMNS]
+    assert wide == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
