@@ -581,7 +581,8 @@ def _answers(operation: Mapping[str, Any]) -> list[str]:
         for name, content in answers.pop("200").get("content", {}).items()
         if "schema" in content
     ]
-    said = f"The answer is {', '.join(bodies)}" if bodies else "The answer is text"
+    said = f"The answer is {', '.join(bodies) if bodies else 'text'}"
+    said = said.replace("is list of", "is a list of")
     return [
         f"{said}, or one of the [refusals](#refusals)." if answers else f"{said}.",
         "",
@@ -794,6 +795,8 @@ CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
 CELL_CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 LONGEST_CODE = 40
 """Most characters of code that a cell of a table keeps on one line."""
+LONG_TEXT = 60
+"""Characters from which a cell has text that needs more room than a number."""
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
@@ -801,7 +804,7 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
 
     Options such as `--dev-source` get a class, so that lines do not break within them.
     So does long code in a table, which must break, or else it takes the width of the
-    columns beside it.
+    columns beside it; and a cell of long text, which needs room on a narrow screen.
     """
     from latex2mathml.converter import convert
 
@@ -815,8 +818,14 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
         option = match["option"]
         return f'<span class="option">{option}</span>' if option else match[0]
 
-    content = CELL.sub(lambda cell: CELL_CODE.sub(_cell_code, cell[0]), content)
+    content = CELL.sub(lambda cell: _cell(cell[0]), content)
     return OPTION.sub(unbroken, FORMULA.sub(shown, content))
+
+
+def _cell(cell: str) -> str:
+    cell = CELL_CODE.sub(_cell_code, cell)
+    is_long = len(html.unescape(re.sub(r"<[^>]*>", "", cell))) >= LONG_TEXT
+    return cell.replace("<td", '<td class="text"', 1) if is_long else cell
 
 
 def _cell_code(match: re.Match[str]) -> str:

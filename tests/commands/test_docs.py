@@ -211,3 +211,9 @@ def test_code_in_a_table_has_no_backslash_and_breaks_if_it_is_long() -> None:
     assert f"<p><code>{long}</code></p>" in shown
     assert "<td><code>a | b</code></td>" in shown
     assert f'<td><code class="long">{long}</code></td>' in shown
+
+
+def test_a_cell_of_long_text_is_marked_to_get_room_on_narrow_screens() -> None:
+    content = f"<table><tr><td>12</td><td>{'word ' * 20}</td></tr></table>"
+    shown = REFERENCE.on_page_content(content, None, None, None)
+    assert '<td>12</td><td class="text">word' in shown
