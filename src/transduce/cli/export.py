@@ -14,8 +14,13 @@ from transduce.text.languages import base
 from transduce.text.vocabulary import own_language_tag
 
 Target = Literal["ctranslate2", "marian", "marian-npz", "onnx"]
-MODULES = {"marian": "marian_export", "marian-npz": "marian_npz_export"}
-"""Modules of `transduce.interop` with another name than the target."""
+MODULES: dict[Target, str] = {
+    "ctranslate2": "transduce.interop.ctranslate2",
+    "marian": "transduce.interop.marian_export",
+    "marian-npz": "transduce.interop.marian_npz_export",
+    "onnx": "transduce.interop.onnx",
+}
+"""Module of each target, whose function `export` writes the folder and proves it."""
 WITHOUT_SEARCH = ("ctranslate2", "onnx")
 """Targets whose folders have no settings of search."""
 NUM_SENTENCES = 6
@@ -66,7 +71,7 @@ def export(
     with packages_for(f"Export to {to}", "export"):
         from transduce.interop.export import ProofError, lost_search
 
-        target = import_module(f"transduce.interop.{MODULES.get(to, to)}")
+        target = import_module(MODULES[to])
         try:
             proof = target.export(checkpoint, out, sentences, overwrite=force)
         except (ConfigError, RequestError, ProofError) as error:

@@ -71,7 +71,7 @@ def make_checkpoint(tokenizer):
 
 
 def export(target, checkpoint, folder):
-    module = import_module(f"transduce.interop.{MODULES.get(target, target)}")
+    module = import_module(MODULES[target])
     # In a traced model sizes are not Python integers.
     jaxtyping.config.update("jaxtyping_disable", target == "onnx")
     try:
