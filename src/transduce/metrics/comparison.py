@@ -239,10 +239,10 @@ def pooled_scores(
     Each system is tested against the first. The tests draw sentences, each with all its
     translations. Raises `DataError` unless each text has a line for each reference.
     """
-    units: dict[str, list[str]] = {}
-    for name, translations in systems.items():
-        units[name], lines = pooled(translations, references)
-    [scores] = paired_scores(units, lines, [PooledBleu(tokenization)], trials)
+    pools = {name: pooled(each, references) for name, each in systems.items()}
+    units = {name: translations for name, (translations, _) in pools.items()}
+    _, copies = next(iter(pools.values()))
+    [scores] = paired_scores(units, copies, [PooledBleu(tokenization)], trials)
     return scores
 
 
