@@ -24,6 +24,8 @@ from transduce.errors import DataError, RequestError, shortened
 from transduce.text.compression import DAMAGE, MAGIC_BYTES, compression_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16_MARKS = b"\xff\xfe", b"\xfe\xff"
+"""Beginnings of files in UTF-16, the first also of UTF-32; never of UTF-8."""
 ESCAPE = b"\x1b"
 ISO_2022 = re.compile(rb"\x1b\$(?:[@AB]|[(-/][@-~])")
 """Pattern of the bytes by which text in ISO-2022-JP, -KR or -CN begins an alphabet of
@@ -63,6 +65,11 @@ class Line:
                 f"{self.place}: a line must be at most {MAX_LINE_BYTES:,} bytes long, "
                 "but this one is longer; split it into sentences, or drop it: "
                 "`transduce clean` drops such pairs."
+            )
+        if self.number == 1 and self.content.startswith(UTF_16_MARKS):
+            raise DataError(
+                f"{self.place}: a line must be valid UTF-8, but this file begins like "
+                "UTF-16, the Unicode text of Windows; convert it to UTF-8."
             )
         if b"\0" in self.content:
             raise DataError(

@@ -789,13 +789,20 @@ JOINED_AFTER = (
     # Thai and Lao; Khmer, Burmese and Tibetan; Kana.
     "\u0e30-\u0e3a\u0e45-\u0e4e\u0eb0-\u0ebc\u0ec6-\u0ece"
     "\u17b4-\u17d3\u102b-\u103e\u0f71-\u0f84\u0f8d-\u0fbc"
-    "\u3099\u309a\u30fcぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮ"
+    "\u3099\u309a\uff9e\uff9f\u30fcぁぃぅぇぉっゃゅょゎァィゥェォッャュョヮ"
+    # Vowels and finals of Korean; signs of flags; variants of Han characters.
+    "\u1160-\u11ff\ud7b0-\ud7fb\U000e0020-\U000e007f\U000e0100-\U000e01ef"
 )
 JOINED_BEFORE = "\u200d\u0e40-\u0e44\u0ec0-\u0ec4\u17d2\u1039"
 """Characters that combine with the one before, and with the one after."""
 KILLED = "[\u1000-\u1021]\u1037?\u103a"
 """Pattern of a Burmese consonant that ends the syllable before it."""
-CHARACTER_END = re.compile(rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])(?!{KILLED})")
+FLAG_LETTER = "[\U0001f1e6-\U0001f1ff]"
+"""Pattern of a letter of a flag, of which each flag has two."""
+CHARACTER_END = re.compile(
+    rf"(?<=[^{JOINED_BEFORE}])(?![{JOINED_AFTER}])(?!{KILLED})"
+    rf"(?:(?<!{FLAG_LETTER})|(?!{FLAG_LETTER}))"
+)
 ANYWHERE = re.compile(r"(?<=.)", re.DOTALL)
 NARROW_MARKS = "\"'\u201c\u201d\u2018\u2019\u2026\u2014()[]"
 """Marks of all scripts, beside which the next character decides on space."""

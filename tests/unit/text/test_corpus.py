@@ -336,9 +336,18 @@ def test_text_may_begin_like_a_compressed_file(file, line):
     assert texts(file("text", line.encode())) == [line]
 
 
-def test_utf16_is_not_taken_for_text(file):
-    path = file("text", "Hallo\n".encode("utf-16"))
-    with pytest.raises(DataError, match=f"^{path}:1: "):
+@pytest.mark.parametrize("mark", [b"\xff\xfe", b"\xfe\xff"])
+@pytest.mark.parametrize("text", ["Hallo\n", "你好"])
+def test_text_in_utf_16_is_refused_as_such(file, mark, text):
+    codec = "utf-16-le" if mark == b"\xff\xfe" else "utf-16-be"
+    path = file("text", mark + text.encode(codec))
+    with pytest.raises(DataError, match=f"^{path}:1: .* like UTF-16, .* convert it to"):
+        texts(path)
+
+
+def test_text_in_utf_16_without_a_mark_is_refused(file):
+    path = file("text", "Hallo\n".encode("utf-16-le"))
+    with pytest.raises(DataError, match=f"^{path}:1: .* holds a NUL byte"):
         texts(path)
 
 

@@ -415,6 +415,12 @@ def test_no_text_is_lost_and_no_part_is_too_long(text: str, max_tokens: int) -> 
         ("မလူသစ်", ["မလူ", "သစ်"]),  # Burmese
         ("ང་ཁྲིམ་", ["ང་", "ཁྲིམ་"]),  # Tibetan
         ("ទៅ\u200bមកមក", ["ទៅ\u200b", "មកមក"]),  # Khmer, with a space of no width
+        ("\u1112\u1161\u11ab" * 2, ["\u1112\u1161\u11ab"] * 2),  # Korean in letters
+        ("ﾊﾞﾊﾟﾊﾞ", ["ﾊﾞﾊﾟ", "ﾊﾞ"]),  # narrow Kana
+        ("葛\U000e0100" * 3, ["葛\U000e0100" * 2, "葛\U000e0100"]),
+        ("ab🇩🇪c🇫🇷", ["ab🇩🇪c", "🇫🇷"]),
+        ("abcd🇩🇪", ["abcd", "🇩🇪"]),
+        ("🏴\U000e0067\U000e007f" * 2, ["🏴\U000e0067\U000e007f"] * 2),
     ],
 )
 def test_no_letter_is_separated_from_its_marks(text: str, parts: list[str]) -> None:
