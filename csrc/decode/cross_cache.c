@@ -71,10 +71,10 @@ TD_INTERNAL td_status fill_cross_caches(td_decoder *decoder, const float *states
         memcpy(row_of(&work.x, row), states + row * stack->d_model,
                (size_t)stack->d_model * sizeof *states);
     /* Once for all layers, which have the same input and precision. */
-    quantize_rows(&stack->layers->cross_key_value, &work.x, work.rows, &work.quantized,
-                  num_threads);
+    pack_activations(&stack->layers->cross_key_value, &work.x, work.rows, &work.packed,
+                     num_threads);
     for (int64_t i = 0; i < stack->num_layers; i++) {
-        multiply(&stack->layers[i].cross_key_value, &work.quantized, &work.wide, 0,
+        multiply(&stack->layers[i].cross_key_value, &work.packed, &work.wide, 0,
                  num_threads);
         store_source(&work, state, state->layers + i);
     }

@@ -181,7 +181,7 @@ static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
 {
     const Linear *output = &run->decoder->model->output;
     const Linear rest = slice_outputs(output, first, output->outputs - first);
-    const Product product = {&rest, &work->quantized, NULL, 0};
+    const Product product = {&rest, &work->packed, NULL, 0};
     const LogitSink sink = {&run->query, &run->workspace, run->fused, first};
     begin_fused(&run->query, &run->workspace, run->fused);
     amx_search(&product, &sink);
@@ -192,7 +192,7 @@ static int add_fused_logits(Run *run, const Workspace *work, int64_t first)
  * forced or repeated tokens, whose logits must be stored. */
 static int can_fuse(const Run *run, const Workspace *work)
 {
-    return work->quantized.for_amx && work->num_threads == 1 &&
+    return work->packed.for_amx && work->num_threads == 1 &&
            !run->query.forced_tokens && !has_repetition_penalty(run->search) &&
            run->decoder->model->output.outputs > FIRST_LOGITS;
 }

@@ -171,10 +171,10 @@ TD_INTERNAL void multiply_listed(const Workspace *work, const td_model *model,
 {
     const Linear *output = output_of(model, list);
     const Matrix own = {row_of(x, first_row), x->stride};
-    QuantizedRows rows = work->quantized;
-    rows.data += first_row * quantized_row_bytes(output->inputs);
+    PackedActivations rows = work->packed;
+    rows.data += first_row * packed_activation_bytes(output->inputs);
     rows.scales += first_row;
     rows.min += first_row;
-    quantize_rows(output, &own, group, &rows, 1);
+    pack_activations(output, &own, group, &rows, 1);
     multiply(output, &rows, logits, 0, 1);
 }

@@ -37,11 +37,11 @@ static void take_workspace(Workspace *work, Arena *arena)
     work->sublayer = take_matrix(arena, rows, stack->d_model);
     work->wide = take_matrix(arena, rows, max_i64(wide, stack->d_ff));
     work->heads = take_matrix(arena, rows, heads);
-    work->quantized.scales = take_floats(arena, rows);
-    work->quantized.min = take_floats(arena, rows);
+    work->packed.scales = take_floats(arena, rows);
+    work->packed.min = take_floats(arena, rows);
     work->scores = take_floats(arena, num_score_rows(stack) * keys);
     work->slots = (int32_t *)take_floats(arena, keys);
-    work->quantized.data = take_bytes(arena, rows * quantized_row_bytes(inputs));
+    work->packed.data = take_bytes(arena, rows * packed_activation_bytes(inputs));
 }
 
 TD_INTERNAL td_status begin_workspace(Workspace *work, const Stack *stack, int64_t rows,
@@ -103,8 +103,8 @@ TD_INTERNAL void embed_row(const Workspace *work, const Embedding *embedding,
 TD_INTERNAL void apply_linear(Workspace *work, const Linear *linear, const Matrix *x,
                               const Matrix *y, int relu)
 {
-    quantize_rows(linear, x, work->rows, &work->quantized, work->num_threads);
-    multiply(linear, &work->quantized, y, relu, work->num_threads);
+    pack_activations(linear, x, work->rows, &work->packed, work->num_threads);
+    multiply(linear, &work->packed, y, relu, work->num_threads);
 }
 
 /* Add & norm (Figure 1): x += addend, then y = LayerNorm(x). */

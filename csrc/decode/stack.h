@@ -63,7 +63,7 @@ typedef struct {
     int64_t max_keys;
     float *scores;  /* [workers, max(num_heads, CROSS_ROWS), max_keys] */
     int32_t *slots; /* [workers, max_keys]: slots to which a row attends */
-    QuantizedRows quantized;
+    PackedActivations packed;
     float *block; /* in which all buffers are */
 } Workspace;
 

@@ -242,8 +242,8 @@ TD_INTERNAL td_status read_tokens(Workspace *work, td_decoder *decoder,
     apply_layers(work, state);
     for (int64_t i = 0; i < state->sentences; i++)
         state->lengths[i]++;
-    quantize_rows(&model->output, sublayer_input(work, &stack->final_norm), rows,
-                  &work->quantized, num_threads);
+    pack_activations(&model->output, sublayer_input(work, &stack->final_norm), rows,
+                     &work->packed, num_threads);
     return TD_OK;
 }
 
@@ -251,5 +251,5 @@ TD_INTERNAL void multiply_for_logits(const Workspace *work, const td_model *mode
                                      int64_t first, int64_t count, const Matrix *logits)
 {
     const Linear slice = slice_outputs(&model->output, first, count);
-    multiply(&slice, &work->quantized, logits, 0, work->num_threads);
+    multiply(&slice, &work->packed, logits, 0, work->num_threads);
 }

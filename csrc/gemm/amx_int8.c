@@ -13,7 +13,7 @@ TD_INTERNAL int64_t amx_row_bytes(int64_t inputs)
 {
     /* One cache line more than needed: rows a power of two apart would fall into a few
      * sets of the cache. Whole tiles of MIN_AMX_ROWS rows or more fit in the buffer,
-     * which has quantized_row_bytes() for each row. */
+     * which has packed_activation_bytes() for each row. */
     return inputs + AMX_ROW_BYTES;
 }
 
@@ -108,7 +108,7 @@ search_region(const Product *product, const LogitSink *sink, const Int8Region *r
         mask_padding(load_outputs(product->linear, 1, output + LANES), left - LANES);
     const OutputVectors low_base_2 = to_base_2(low);
     const OutputVectors high_base_2 = to_base_2(high);
-    const QuantizedRows x = *product->x;
+    const PackedActivations x = *product->x;
     for (int64_t i = first; i < end; i++) {
         const int64_t row = region->row + i;
         const vec *sums = (const vec *)(region->sums->numbers + i);

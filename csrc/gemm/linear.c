@@ -165,8 +165,8 @@ TD_INTERNAL int64_t padded_stride(int64_t width)
     return (ceil_div(width, CACHE_LINE_FLOATS) | 1) * CACHE_LINE_FLOATS;
 }
 
-TD_INTERNAL void multiply(const Linear *linear, const QuantizedRows *x, const Matrix *y,
-                          int relu, int num_threads)
+TD_INTERNAL void multiply(const Linear *linear, const PackedActivations *x,
+                          const Matrix *y, int relu, int num_threads)
 {
     Product product = {linear, x, y, relu};
     const int is_large = linear->outputs * linear->inputs >= MIN_SHARED_WEIGHTS;
@@ -211,17 +211,17 @@ static td_status linear_apply(const td_linear *linear, const float *x, int64_t r
         is_missing(y, rows) || !is_thread_count(num_threads))
         return TD_BAD_ARGUMENT;
     const Linear *map = &linear->map;
-    const int64_t stride = quantized_row_bytes(map->inputs);
+    const int64_t stride = packed_activation_bytes(map->inputs);
     const int64_t bytes = rows * (stride + 2 * (int64_t)sizeof(float));
     uint8_t *workspace = allocate_lines((double)bytes);
     if (!workspace)
         return TD_OUT_OF_MEMORY;
     float *scales = (float *)(workspace + rows * stride);
-    QuantizedRows quantized = {
+    PackedActivations packed = {
         .data = workspace, .scales = scales, .min = scales + rows};
     const Matrix from = {(float *)x, map->inputs}, into = {y, map->outputs};
-    quantize_rows(map, &from, rows, &quantized, num_threads);
-    multiply(map, &quantized, &into, 0, num_threads);
+    pack_activations(map, &from, rows, &packed, num_threads);
+    multiply(map, &packed, &into, 0, num_threads);
     free(workspace);
     return TD_OK;
 }

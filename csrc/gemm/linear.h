@@ -36,21 +36,21 @@ typedef struct {
     int for_amx;
     uint8_t *data;
     float *scales, *min; /* [rows], in int8 */
-} QuantizedRows;
+} PackedActivations;
 
-/* Bytes of `QuantizedRows.data` for each row, in either precision. */
-TD_INTERNAL int64_t quantized_row_bytes(int64_t inputs);
+/* Bytes of `PackedActivations.data` for each row, in either precision. */
+TD_INTERNAL int64_t packed_activation_bytes(int64_t inputs);
 
 /* Pack x [rows, inputs] into the buffers of `into`, rounded if the map is in int8. */
-TD_INTERNAL void quantize_rows(const Linear *linear, const Matrix *x, int64_t rows,
-                               QuantizedRows *into, int num_threads);
+TD_INTERNAL void pack_activations(const Linear *linear, const Matrix *x, int64_t rows,
+                                  PackedActivations *into, int num_threads);
 
 /* Linear map to `count` of the outputs, from `first` on, which begins a block. */
 TD_INTERNAL Linear slice_outputs(const Linear *linear, int64_t first, int64_t count);
 
 /* y [rows, outputs] = x W^T + b; with `relu`, max(0, x W^T + b). A row of y depends
  * neither on the other rows nor on the number of threads. */
-TD_INTERNAL void multiply(const Linear *linear, const QuantizedRows *x, const Matrix *y,
-                          int relu, int num_threads);
+TD_INTERNAL void multiply(const Linear *linear, const PackedActivations *x,
+                          const Matrix *y, int relu, int num_threads);
 
 #endif

@@ -9,7 +9,7 @@
 
 typedef struct {
     const Linear *linear;
-    const QuantizedRows *x;
+    const PackedActivations *x;
     const Matrix *y;
     int relu;
 } Product;
@@ -34,7 +34,7 @@ static inline OutputVectors load_outputs(const Linear *linear, const int is_int8
  * input is x = min + x_scale n, where v and n are bytes, so that
  *
  *   sum(w x) + bias = scale x_scale sum(v n) + min sum(w) + bias */
-static inline vec dequantize(const QuantizedRows *x, const int is_int8, vec sums,
+static inline vec dequantize(const PackedActivations *x, const int is_int8, vec sums,
                              int64_t row, const OutputVectors *outputs)
 {
     if (!is_int8)
@@ -56,7 +56,7 @@ write_results(const Product *product, const int is_int8, const vec *sums, int64_
     const OutputVectors one = load_outputs(product->linear, is_int8, output);
     const OutputVectors two = load_outputs(product->linear, is_int8, output + LANES);
     const vec min = vec_set1(product->relu ? 0.0f : -INFINITY);
-    const QuantizedRows x = *product->x;
+    const PackedActivations x = *product->x;
     float *to = row_of(product->y, row) + output;
     for (int64_t i = 0; i < count; i++, row++, sums += 2, to += stride) {
         /* vec_max returns its second argument if that is NaN. */

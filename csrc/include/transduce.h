@@ -36,8 +36,8 @@ typedef enum td_status {
 /* ---- Training ---------------------------------------------------------------- */
 
 /* Callers allocate results and workspaces; functions named *_workspace and *_states
- * return their sizes. Names are those of the paper: heads, d_k, d_v; queries and keys
- * are the positions of both sides of an attention. The gradient of the loss with
+ * return their sizes. Names are the paper's: heads, d_k, d_v; queries and keys are the
+ * positions of both sides of an attention. The gradient of the loss with
  * respect to x is grad_x and has the shape of x.
  *
  * One struct holds the arguments of the forward and of the backward pass. Each pass
@@ -263,8 +263,8 @@ typedef struct td_factor {
     int64_t row_stride, column_stride;
 } td_factor;
 
-/* Product of fp32 matrices of any size: a b, plus what c has, plus the bias, with ReLU;
- * the last three are optional. The memory of c is that of no factor. */
+/* Product of fp32 matrices of any size: a b, plus c, plus the bias, with ReLU; the last
+ * three are optional. c shares no memory with a factor. */
 typedef struct td_product {
     int64_t rows, columns, inner;
     td_factor a;         /* [rows, inner] */
@@ -308,7 +308,7 @@ typedef struct td_nn_api {
 
     /* Workspace of layer_norm_backward. */
     int64_t (*layer_norm_workspace)(const td_layer_norm *norm);
-    /* Compute y, and what the backward pass needs. */
+    /* Compute y, and the statistics that the backward pass reads. */
     td_status (*layer_norm_forward)(const td_layer_norm *norm, int num_threads);
     /* Compute grad_x, grad_gain, grad_bias and the gradient of the addend. */
     td_status (*layer_norm_backward)(const td_layer_norm *norm, int num_threads);
@@ -394,8 +394,8 @@ typedef struct td_decoder td_decoder;
  * offset is 0. */
 typedef struct td_restrictions {
     const int64_t *banned_offsets, *banned_tokens; /* that must not follow */
-    /* Tokens whose log-probability is multiplied by repetition_penalty; those of a row
-     * are different and in ascending order. */
+    /* Tokens whose log-probability is multiplied by repetition_penalty: for each row
+     * different ones, in ascending order. */
     const int64_t *repeated_offsets, *repeated_tokens;
     double repetition_penalty; /* above 0 */
 } td_restrictions;
@@ -557,8 +557,8 @@ typedef struct td_decode_api {
     int64_t (*decoder_sentences)(const td_decoder *decoder);
     int64_t (*decoder_group)(const td_decoder *decoder);
     /* Positions of a sentence whose keys and values fit into the allocated memory; 0
-     * for NULL. Restricted attention keeps only those of a neighbourhood, a recurrent
-     * unit the cells of the position before and the newest. */
+     * for NULL. Restricted attention keeps only the positions of a neighbourhood, a
+     * recurrent unit the cells of the newest position and the one before. */
     int64_t (*decoder_capacity)(const td_decoder *decoder);
     void (*decoder_free)(td_decoder *decoder);
 
@@ -615,7 +615,9 @@ typedef struct td_decode_api {
      * sentences with groups of beam_size, and sum attention if there is a coverage
      * penalty. `tokens` [live, group] are read first. Writes the number of steps to
      * `num_steps`. With AMX in int8, log-probabilities may differ in their last digits
-     * between one thread and several, and with the number of live hypotheses.
+     * between one thread and several, and with the number of live hypotheses. With
+     * shortlists they may differ in their last digits from those of single steps, which
+     * sum over the whole vocabulary.
      *
      * If a step fails after others, the call returns TD_OK, and the next call reports
      * the failure. If the decoder cannot be reordered after a step, both handles can

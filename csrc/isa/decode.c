@@ -6,7 +6,7 @@
 #include "gemm/amx_int8.c"
 #include "gemm/gather.c"
 #include "gemm/pack.c"
-#include "gemm/rows.c"
+#include "gemm/activations.c"
 #include "decode/stack.c"
 #include "decode/attention.c"
 #include "decode/cross_attention.c"

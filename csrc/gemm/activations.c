@@ -1,4 +1,4 @@
-/* Packing of rows in the layout of gemm/tiles.h. */
+/* Packing of activations, the rows that a packed map multiplies (gemm/tiles.h). */
 #include <math.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 #define MAX_BYTE 255.0f /* the largest number of a row is rounded to it */
 
-TD_INTERNAL int64_t quantized_row_bytes(int64_t inputs)
+TD_INTERNAL int64_t packed_activation_bytes(int64_t inputs)
 {
     return round_up_to_lanes(inputs) * (int64_t)sizeof(float);
 }
@@ -81,11 +81,11 @@ static void copy_row(const float *x, int64_t inputs, int64_t stride, uint8_t *nu
 typedef struct {
     const Linear *linear;
     const Matrix *x;
-    QuantizedRows *into;
-} Quantization;
+    PackedActivations *into;
+} ActivationPacking;
 
 /* First group of a row; its groups begin `*stride` bytes apart. */
-static uint8_t *first_group(const QuantizedRows *into, int is_int8, int64_t row,
+static uint8_t *first_group(const PackedActivations *into, int is_int8, int64_t row,
                             int64_t *stride)
 {
     const int64_t group = group_bytes(is_int8);
@@ -98,15 +98,15 @@ static uint8_t *first_group(const QuantizedRows *into, int is_int8, int64_t row,
     return into->data + tile * into->stride + (row - tile) * group;
 }
 
-static void quantize_part(void *shared, int64_t first, int64_t end, int worker)
+static void pack_part(void *shared, int64_t first, int64_t end, int worker)
 {
-    const Quantization *q = shared;
-    const QuantizedRows *into = q->into;
-    const int64_t inputs = q->linear->inputs;
-    const int is_int8 = q->linear->scales != NULL;
+    const ActivationPacking *packing = shared;
+    const PackedActivations *into = packing->into;
+    const int64_t inputs = packing->linear->inputs;
+    const int is_int8 = packing->linear->scales != NULL;
     (void)worker;
     for (int64_t row = first; row < end; row++) {
-        const float *x = row_of(q->x, row);
+        const float *x = row_of(packing->x, row);
         int64_t stride;
         uint8_t *numbers = first_group(into, is_int8, row, &stride);
         if (is_int8) {
@@ -120,13 +120,13 @@ static void quantize_part(void *shared, int64_t first, int64_t end, int worker)
     }
 }
 
-TD_INTERNAL void quantize_rows(const Linear *linear, const Matrix *x, int64_t rows,
-                               QuantizedRows *into, int num_threads)
+TD_INTERNAL void pack_activations(const Linear *linear, const Matrix *x, int64_t rows,
+                                  PackedActivations *into, int num_threads)
 {
-    Quantization quantization = {linear, x, into};
+    ActivationPacking packing = {linear, x, into};
     into->rows = rows;
     into->for_amx = suits_amx(linear, rows);
     into->stride = into->for_amx ? amx_row_bytes(linear->inputs)
-                                 : quantized_row_bytes(linear->inputs);
-    parallel_for(quantize_part, &quantization, rows, MIN_ROWS, num_threads);
+                                 : packed_activation_bytes(linear->inputs);
+    parallel_for(pack_part, &packing, rows, MIN_ROWS, num_threads);
 }
