@@ -32,7 +32,11 @@ from transduce.text.pair_changes import (
     with_typos,
     without_end,
 )
-from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.sentence_pieces import (
+    SentencePieceModel,
+    SentencePieceTokenizer,
+    UnigramModel,
+)
 from transduce.text.subword_sampling import (
     BytePairSampler,
     Ids,
@@ -90,7 +94,9 @@ def _kind(tokenizer: Tokenizer | TokenizerConfig) -> str:
         case TokenizerConfig():
             return tokenizer.kind
         case SentencePieceTokenizer():
-            return "SentencePiece"
+            models = (tokenizer.source, tokenizer.target)
+            are_unigrams = all(isinstance(each, UnigramModel) for each in models)
+            return "SentencePiece" if are_unigrams else "other"
         case WordTokenizer():
             return "word"
         case _:
@@ -167,11 +173,10 @@ class PairAugmenter:
         if isinstance(tokenizer, SentencePieceTokenizer):
             if not config.subword_alpha:
                 return None
-            alpha = config.subword_alpha
-            if side == "source":
-                return UnigramSampler(tokenizer, tokenizer.source, alpha)
-            num_targets = tokenizer.target_vocab_size
-            return UnigramSampler(tokenizer, tokenizer.target, alpha, num_targets)
+            model: SentencePieceModel = getattr(tokenizer, side)
+            assert isinstance(model, UnigramModel)  # by `require_suitable`
+            size = tokenizer.target_vocab_size if side == "target" else None
+            return UnigramSampler(tokenizer, model, config.subword_alpha, size)
         rate = config.subword_dropout
         return BytePairSampler(tokenizer, rate) if rate else None
 

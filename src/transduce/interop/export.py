@@ -249,6 +249,8 @@ def prove(
     for sentence in sentences:
         _require_same_tokenizer(tokenizer, checkpoint.tokenizer, sentence, has_two)
         source = checkpoint.tokenizer.encode(sentence)
+        if not source:  # some libraries translate none
+            continue
         output = model.greedy(source, MAX_LENGTH)
         logits = _logits(ours, source, output.ids)
         max_difference = max(max_difference, _difference(output, logits, sentence))
@@ -278,6 +280,8 @@ def prove_choices(
     num_tokens = 0
     for sentence in sentences:
         source = checkpoint.tokenizer.encode(sentence)
+        if not source:
+            continue
         ids = greedy_ids(source)
         logits = _logits(ours, source, ids)
         if candidates is not None:

@@ -63,18 +63,20 @@ from transduce.interop.portable_tokenizer import (
     TARGET_VOCABULARY,
     VOCABULARY,
     HuggingFaceTokenizer,
-    Piece,
     own_tokenizer,
-    read_proto,
+    read_sentencepiece,
     require_whole_characters,
-    unigram_model,
 )
 from transduce.model.config import Activation, ModelConfig
 from transduce.model.embedding import sinusoids
 from transduce.search_config import SearchConfig
 from transduce.settings import shown, shown_json
 from transduce.text.languages import LanguagesConfig, canonical, is_known
-from transduce.text.sentence_pieces import UNKNOWN, SentencePieceTokenizer
+from transduce.text.sentence_pieces import (
+    UNKNOWN,
+    PieceKind,
+    SentencePieceTokenizer,
+)
 from transduce.text.tokenizer import TOKENIZER_FILE, SubwordTokenizer, Tokenizer
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
@@ -573,17 +575,19 @@ def read_tokenizer(folder: Path, settings: MarianSettings) -> Tokenizer:
 
 
 def _sentence_pieces(folder: Path, settings: MarianSettings) -> SentencePieceTokenizer:
-    source, target = (read_proto(folder / name) for name in (SOURCE, TARGET))
-    kinds = {each.piece: each.type for each in (*target.pieces, *source.pieces)}
+    source, sources = read_sentencepiece(folder / SOURCE)
+    target, targets = read_sentencepiece(folder / TARGET)
+    kinds = {each.text: each.kind for each in (*targets, *sources)}
     # Only tokens with the names of this package's own need another name.
-    kinds |= dict.fromkeys({*settings.added.ids} & {*SPECIAL_PIECES}, Piece.CONTROL)
+    own = {*settings.added.ids} & {*SPECIAL_PIECES}
+    kinds |= dict.fromkeys(own, PieceKind.CONTROL)
     vocabulary = _vocabulary(folder / VOCABULARY, settings, kinds)
     known = {*vocabulary}
     textless = {*settings.added.silent, *settings.added.named} - {UNKNOWN}
     tokenizer = SentencePieceTokenizer(
         vocabulary=vocabulary,
-        source=unigram_model(source, folder / SOURCE),
-        target=unigram_model(target, folder / TARGET),
+        source=source,
+        target=target,
         added=tuple(piece for piece in settings.added.cut if piece in known),
         silent=tuple(piece for piece in vocabulary[EOS + 1 :] if piece in textless),
     )
@@ -600,10 +604,10 @@ def _vocabulary(
         names = tuple(pieces[i] for i in settings.source_ids)
     _, start, _, *others = names
     # Symbols such as "<s>" decode to nothing.
-    named = ("" if kinds.get(piece) == Piece.CONTROL else piece for piece in others)
+    named = ("" if kinds.get(piece) == PieceKind.CONTROL else piece for piece in others)
     vocabulary = (*SPECIAL_PIECES, *named)
     is_clear = UNKNOWN in vocabulary and len(set(vocabulary)) == len(vocabulary)
-    if not is_clear or kinds.get(start) == Piece.NORMAL:
+    if not is_clear or kinds.get(start) == PieceKind.NORMAL:
         raise RequestError(
             f"{path}: must hold {UNKNOWN}, and no more special tokens than {SETTINGS} "
             "names, none of them text, but does not; such a model cannot be imported."

@@ -60,8 +60,9 @@ from transduce.search_config import SearchConfig
 from transduce.text.sentence_pieces import (
     BYTES,
     UNKNOWN,
+    BytePairModel,
+    SentencePieceModel,
     SentencePieceTokenizer,
-    UnigramModel,
 )
 from transduce.text.vocabulary import BOS, EOS
 
@@ -313,12 +314,8 @@ def _write_vocabularies(tokenizer: SentencePieceTokenizer, folder: Path) -> list
     pieces = _pieces(tokenizer)
     lists = [pieces, pieces[: _num_targets(tokenizer)]]
     models = (tokenizer.source, tokenizer.target)
-    have_ids = all(
-        {*(BYTES if model.spells_bytes else ()), *(p for p, _ in model.pieces)}
-        <= set(own)
-        for model, own in zip(models, lists, strict=True)
-    )
-    if tokenizer.language_tags or not have_ids:
+    are_models = all(map(_is_a_model, models, lists))
+    if tokenizer.language_tags or not are_models:
         return _write_lists(tokenizer, lists, folder)
     protos = [
         _proto(model, own).SerializeToString()
@@ -330,6 +327,23 @@ def _write_vocabularies(tokenizer: SentencePieceTokenizer, folder: Path) -> list
     for name, proto in zip(names, protos, strict=True):
         (folder / name).write_bytes(proto)
     return names
+
+
+def _is_a_model(model: SentencePieceModel, own: Sequence[str]) -> bool:
+    """Whether a model of SentencePiece can have exactly these pieces.
+
+    They must include all of its own. Others would be unused ones, which a model of byte
+    pairs cannot have: SentencePiece merges them all the same.
+    """
+    needed = {*(p for p, _ in model.pieces), *model.symbols}
+    if model.spells_bytes:
+        needed |= {*BYTES}
+    others = [p for p in own[1:] if p not in needed and not _is_special(p)]
+    return needed <= {*own} and not (others and isinstance(model, BytePairModel))
+
+
+def _is_special(piece: str) -> bool:
+    return piece == UNKNOWN or piece.startswith("<control-")
 
 
 def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
@@ -346,9 +360,9 @@ def _num_targets(tokenizer: SentencePieceTokenizer) -> int:
     return (tokenizer.target_vocab_size or tokenizer.vocab_size) - EOS
 
 
-def _proto(model: UnigramModel, pieces: Sequence[str]) -> ModelProto:
+def _proto(model: SentencePieceModel, pieces: Sequence[str]) -> ModelProto:
     """Return a model of SentencePiece whose ids are those of the pieces."""
-    scores = dict(model.pieces)
+    scores, symbols = dict(model.pieces), {*model.symbols}
     proto = model_proto(model)
     for i, piece in enumerate(pieces):
         kind, score = Piece.UNUSED, 0.0
@@ -358,6 +372,8 @@ def _proto(model: UnigramModel, pieces: Sequence[str]) -> ModelProto:
             kind = Piece.CONTROL
         elif model.spells_bytes and piece in BYTES:
             kind = Piece.BYTE
+        elif piece in symbols:
+            kind = Piece.USER_DEFINED
         elif piece in scores:
             kind, score = Piece.NORMAL, scores[piece]
         proto.pieces.add(piece=piece, score=score, type=kind)

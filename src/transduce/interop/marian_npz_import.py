@@ -45,10 +45,8 @@ from transduce.interop.marian_conventions import (
     with_corpus_tags,
 )
 from transduce.interop.portable_tokenizer import (
-    Piece,
-    read_proto,
+    read_sentencepiece,
     require_whole_characters,
-    unigram_model,
 )
 from transduce.model.config import (
     MAX,
@@ -63,8 +61,9 @@ from transduce.text.languages import LanguagesConfig, canonical
 from transduce.text.sentence_pieces import (
     SPACE,
     UNKNOWN,
+    PieceKind,
+    SentencePieceModel,
     SentencePieceTokenizer,
-    UnigramModel,
 )
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
@@ -210,8 +209,8 @@ def import_marian(
     vocabulary = _Vocabulary(*sides)
     tokenizer = SentencePieceTokenizer(
         vocabulary=vocabulary.pieces,
-        source=unigram_model(read_proto(sides[0].model), sides[0].model),
-        target=unigram_model(read_proto(sides[1].model), sides[1].model),
+        source=sides[0].model,
+        target=sides[1].model,
     )
     config, weights = _weights(arrays, options, config, vocabulary, path)
     if config.target_vocab_size is not None:
@@ -230,7 +229,7 @@ def import_marian(
         source_language=given.source or _language(options, SOURCE_LANGUAGE, path),
         target_language=target_language,
     )
-    _compare_pieces(sides, tokenizer, sentences)
+    _compare_pieces(sides, sentences)
     with atomic_directory(out, "import", overwrite=overwrite) as new:
         write_model(checkpoint, new)
         load_model(new)
@@ -727,8 +726,10 @@ def _array(name: str, kind: str, ending: str = "") -> str:
 class _Side:
     """Vocabulary of source or target."""
 
-    model: Path
-    """Model of SentencePiece that cuts its text."""
+    model: SentencePieceModel
+    """Model that cuts its text."""
+    model_path: Path
+    """File of the model."""
     pieces: tuple[str, ...]
     """Pieces by Marian's ids; control symbols such as <s> included."""
     control: frozenset[str]
@@ -834,16 +835,17 @@ def _model_beside(folder: Path, side: str) -> Path:
 
 
 def _spm_side(path: Path) -> _Side:
-    proto = read_proto(path)
+    model, stored = read_sentencepiece(path)
     return _Side(
-        model=path,
-        pieces=tuple(each.piece for each in proto.pieces),
-        control=frozenset(p.piece for p in proto.pieces if p.type == Piece.CONTROL),
+        model=model,
+        model_path=path,
+        pieces=tuple(each.text for each in stored),
+        control=frozenset(p.text for p in stored if p.kind == PieceKind.CONTROL),
         path=path,
     )
 
 
-def _listed_side(path: Path, model: Path) -> _Side:
+def _listed_side(path: Path, model_path: Path) -> _Side:
     """Read one side's pieces from a word list, and its control symbols from a model."""
     ids = _listed_ids(path)
     pieces = {i: piece for piece, i in ids.items() if type(i) is int}
@@ -853,11 +855,13 @@ def _listed_side(path: Path, model: Path) -> _Side:
             "file is damaged."
         )
     require_whole_characters(ids, path)
-    control = (each for each in read_proto(model).pieces if each.type == Piece.CONTROL)
+    model, stored = read_sentencepiece(model_path)
+    control = {each.text for each in stored if each.kind == PieceKind.CONTROL}
     return _Side(
         model=model,
+        model_path=model_path,
         pieces=tuple(pieces[i] for i in range(len(ids))),
-        control=frozenset(each.piece for each in control) - {END},
+        control=frozenset(control - {END}),
         path=path,
     )
 
@@ -875,21 +879,17 @@ def _listed_ids(path: Path) -> dict[str, Any]:
     return ids
 
 
-def _compare_pieces(
-    sides: tuple[_Side, _Side],
-    tokenizer: SentencePieceTokenizer,
-    sentences: Sequence[str],
-) -> None:
+def _compare_pieces(sides: tuple[_Side, _Side], sentences: Sequence[str]) -> None:
     """Raise `ProofError` if a sentence is cut otherwise than by SentencePiece."""
-    models: tuple[UnigramModel, UnigramModel] = (tokenizer.source, tokenizer.target)
-    for side, model in zip(sides, models, strict=True):
-        processor = sentencepiece.SentencePieceProcessor(model_file=str(side.model))
-        for sentence, cut in zip(sentences, model.cut(sentences), strict=True):
+    for side in sides:
+        path = str(side.model_path)
+        processor = sentencepiece.SentencePieceProcessor(model_file=path)
+        for sentence, cut in zip(sentences, side.model.cut(sentences), strict=True):
             if processor.encode(sentence, out_type=str) != cut:
                 raise ProofError(
-                    f"{side.model}: the tokenizer must cut text as SentencePiece does, "
-                    f"but does not cut the sentence {sentence!r} so ({SPACE} is a "
-                    "space); nothing was written."
+                    f"{path}: the tokenizer must cut text as SentencePiece does, but "
+                    f"does not cut the sentence {sentence!r} so ({SPACE} is a space); "
+                    "nothing was written."
                 )
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import sentencepiece
 import tokenizers
-from google.protobuf.message import DecodeError
 from sentencepiece.sentencepiece_model_pb2 import ModelProto, TrainerSpec
 from tokenizers import (
     AddedToken,
@@ -26,15 +25,18 @@ from tokenizers import (
 )
 
 from transduce.errors import CheckpointError, RequestError
-from transduce.files import read_bounded_bytes
+from transduce.files import read_bounded_bytes, reason
 from transduce.interop.export import OtherTokenizer
 from transduce.settings import shown
 from transduce.text.sentence_pieces import (
     BYTES,
     SURROGATE,
     UNKNOWN,
+    BytePairModel,
+    SentencePieceModel,
     SentencePieceTokenizer,
-    UnigramModel,
+    StoredPiece,
+    read_model,
 )
 from transduce.text.tokenizer import (
     TOKENIZER_FILE,
@@ -182,20 +184,22 @@ def _write_vocabulary(pieces: Sequence[str], path: Path) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def read_proto(path: Path) -> ModelProto:
-    """Read a SentencePiece model; `CheckpointError` if it is damaged."""
-    proto = ModelProto()
+def read_sentencepiece(
+    path: Path,
+) -> tuple[SentencePieceModel, tuple[StoredPiece, ...]]:
+    """Read a model of SentencePiece as `read_model`, once the library has accepted it.
+
+    The library finds damage that a parser cannot.
+    """
+    found = read_model(path)
     try:
-        content = read_bounded_bytes(path)
-        proto.ParseFromString(content)
-        # The library finds damage that a parser cannot, such as a score of NaN.
-        sentencepiece.SentencePieceProcessor(model_proto=content)
-    except (OSError, ValueError, DecodeError, RuntimeError) as error:
+        sentencepiece.SentencePieceProcessor(model_proto=read_bounded_bytes(path))
+    except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"{path}: the model of SentencePiece is missing or damaged ({error}); "
-            "fetch it again."
+            f"{path}: the model of SentencePiece is missing or damaged "
+            f"({reason(error)}); fetch another file."
         ) from None
-    return proto
+    return found
 
 
 def require_whole_characters(pieces: Iterable[str], path: Path) -> None:
@@ -208,40 +212,12 @@ def require_whole_characters(pieces: Iterable[str], path: Path) -> None:
             )
 
 
-def unigram_model(proto: ModelProto, path: Path) -> UnigramModel:
-    """Convert a SentencePiece model; `RequestError` with its path if unsupported."""
-    trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
-    kinds = {piece.type for piece in proto.pieces}
-    obstacles = {
-        "cuts by other means than unigrams": trainer.model_type != TrainerSpec.UNIGRAM,
-        "writes spaces after words": trainer.treat_whitespace_as_suffix,
-        "leaves spaces as they are": not normalizer.escape_whitespaces,
-        "has symbols of its user's": Piece.USER_DEFINED in kinds,
-        "changes what it decodes": proto.denormalizer_spec.precompiled_charsmap != b"",
-    }
-    for obstacle, is_met in obstacles.items():
-        if is_met:
-            raise RequestError(
-                f"{path}: the model of SentencePiece must be one of plain unigrams, "
-                f"but {obstacle}; it cannot be imported."
-            )
-    return UnigramModel(
-        pieces=tuple(
-            (piece.piece, piece.score)
-            for piece in proto.pieces
-            if piece.type == Piece.NORMAL
-        ),
-        character_map=normalizer.precompiled_charsmap,
-        adds_space=normalizer.add_dummy_prefix,
-        removes_spaces=normalizer.remove_extra_whitespaces,
-        spells_bytes=trainer.byte_fallback,
-    )
-
-
-def model_proto(model: UnigramModel) -> ModelProto:
+def model_proto(model: SentencePieceModel) -> ModelProto:
     """Return a model of SentencePiece that lacks its pieces."""
     proto = ModelProto()
-    proto.trainer_spec.model_type = TrainerSpec.UNIGRAM
+    kinds = TrainerSpec.ModelType
+    is_bpe = isinstance(model, BytePairModel)
+    proto.trainer_spec.model_type = kinds.BPE if is_bpe else kinds.UNIGRAM
     proto.trainer_spec.byte_fallback = model.spells_bytes
     proto.normalizer_spec.precompiled_charsmap = model.character_map
     proto.normalizer_spec.add_dummy_prefix = model.adds_space
@@ -249,7 +225,7 @@ def model_proto(model: UnigramModel) -> ModelProto:
     return proto
 
 
-def whole_proto(model: UnigramModel, control: Sequence[str] = ()) -> ModelProto:
+def whole_proto(model: SentencePieceModel, control: Sequence[str] = ()) -> ModelProto:
     """Return a model of SentencePiece with its pieces, and symbols without a text."""
     proto = model_proto(model)
     proto.pieces.add(piece=UNKNOWN, score=0.0, type=Piece.UNKNOWN)
@@ -257,6 +233,8 @@ def whole_proto(model: UnigramModel, control: Sequence[str] = ()) -> ModelProto:
         proto.pieces.add(piece=piece, score=0.0, type=Piece.CONTROL)
     for piece in BYTES if model.spells_bytes else ():
         proto.pieces.add(piece=piece, score=0.0, type=Piece.BYTE)
+    for piece in model.symbols:
+        proto.pieces.add(piece=piece, score=0.0, type=Piece.USER_DEFINED)
     for piece, score in model.pieces:
         proto.pieces.add(piece=piece, score=score, type=Piece.NORMAL)
     return proto

@@ -1,8 +1,9 @@
-"""Tokenizers of Marian's models: two unigram models, and one vocabulary for both.
+"""Tokenizers of SentencePiece: models of both languages, and one vocabulary for them.
 
-The unigram models (Kudo, 2018), one of each language, were learned by SentencePiece
-(Kudo and Richardson, 2018), and split text here as they do there. The vocabulary gives
-each piece its id; a piece outside it is unknown.
+The models, unigrams (Kudo, 2018) or byte pairs (Sennrich et al., 2016), were learned by
+SentencePiece (Kudo and Richardson, 2018), and split text here as they do there. The
+vocabulary gives each piece its id; a piece outside it is unknown. Imported models of
+Marian have such tokenizers, and runs to which a user gives a model of SentencePiece.
 """
 
 import base64
@@ -10,22 +11,27 @@ import json
 import math
 import re
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from enum import IntEnum
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
-from tokenizers import models
+from tokenizers import models, pre_tokenizers
 
-from transduce.errors import CheckpointError
+from transduce.errors import CheckpointError, RequestError
+from transduce.files import read_bounded_bytes, reason
+from transduce.settings import shown
 from transduce.text.corpus import require_characters
 from transduce.text.vocabulary import (
     EOS,
     LANGUAGE_TAG,
     READABLE_BYTES,
+    SPECIAL_PIECES,
+    corpus_tags,
     is_tag,
     language_tags,
 )
@@ -40,6 +46,31 @@ BYTES = {piece: byte for byte, piece in enumerate(READABLE_BYTES.values())}
 """Bytes by the pieces that stand for them, such as <0xE4>."""
 BYTE_NAMES = tuple(BYTES)
 SURROGATE = re.compile("[\ud800-\udfff]")
+BYTE_PAIRS = "bpe"
+"""Kind of a model of byte pairs in a tokenizer's file; unigrams have none."""
+
+
+class PieceKind(IntEnum):
+    """Kinds of pieces in a file of SentencePiece."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+class StoredPiece(NamedTuple):
+    """Piece in a file of SentencePiece."""
+
+    text: str
+    score: float
+    kind: int
+
+
+BYTE_PAIRS = "bpe"
+"""Kind of a model of byte pairs in the tokenizer's file; unigrams have none."""
 
 
 class CharacterMap:
@@ -93,11 +124,11 @@ class CharacterMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnigramModel:
-    """Unigram model of a language: it splits text into its likeliest pieces."""
+class SentencePieceModel:
+    """Model of a language: it normalizes text, and cuts it into pieces."""
 
     pieces: tuple[tuple[str, float], ...]
-    """Pieces with their log-probabilities."""
+    """Pieces with their scores."""
     character_map: bytes
     """Replacements before splitting, compiled for `CharacterMap`."""
     adds_space: bool
@@ -106,6 +137,8 @@ class UnigramModel:
     """Whether runs of spaces become one space."""
     spells_bytes: bool = False
     """Whether unknown characters become pieces of their UTF-8 bytes, such as <0xE4>."""
+    symbols: tuple[str, ...] = ()
+    """Further pieces, which were given to SentencePiece; their text is not changed."""
 
     def cut(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the pieces of each text.
@@ -115,8 +148,12 @@ class UnigramModel:
         written = [self._written(text) for text in texts]
         if not any(written):  # no need to prepare the library
             return [[] for _ in texts]
-        cut = [each.tokens for each in self._library.encode_batch(written)]
+        cut = self._split(written)
         return [self._spelled(each) for each in cut] if self.spells_bytes else cut
+
+    def _split(self, texts: Sequence[str]) -> list[list[str]]:
+        """Return the pieces of texts that are normalized."""
+        raise NotImplementedError
 
     def _spelled(self, pieces: Sequence[str]) -> list[str]:
         """Spell unknown pieces by bytes."""
@@ -131,14 +168,11 @@ class UnigramModel:
 
     @cached_property
     def _known(self) -> frozenset[str]:
-        return frozenset(piece for piece, _ in self.pieces)
+        return frozenset([*(piece for piece, _ in self.pieces), *self.symbols])
 
     @cached_property
-    def _library(self) -> tokenizers.Tokenizer:
-        # The library sums in double precision, so it may choose differently where two
-        # splits are equally likely up to SentencePiece's rounding.
-        pieces = [(NO_PIECE, 0.0), *self.pieces]
-        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+    def _symbol(self) -> re.Pattern[str]:
+        return _any_of(self.symbols)
 
     @cached_property
     def _map(self) -> CharacterMap:
@@ -149,7 +183,10 @@ class UnigramModel:
         if not text:
             return ""
         require_characters(text)
-        written = self._map(text)
+        # Symbols and the text between them take turns; the first part is text.
+        parts = self._symbol.split(text)
+        parts[::2] = map(self._map, parts[::2])
+        written = "".join(parts)
         if self.removes_spaces:
             written = re.sub(" +", " ", written).strip(" ")
         if self.adds_space:
@@ -159,16 +196,86 @@ class UnigramModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnigramModel(SentencePieceModel):
+    """Unigram model (Kudo, 2018): it splits text into its likeliest pieces.
+
+    Scores of pieces are log-probabilities.
+    """
+
+    def _split(self, texts: Sequence[str]) -> list[list[str]]:
+        return [each.tokens for each in self._library.encode_batch(texts)]
+
+    @cached_property
+    def _library(self) -> tokenizers.Tokenizer:
+        # The library sums in double precision, so it may choose differently where two
+        # splits are equally likely up to SentencePiece's rounding.
+        pieces = [(NO_PIECE, 0.0), *self.pieces]
+        # SentencePiece prefers a symbol to as many pieces as it has bytes.
+        highest = max((score for _, score in self.pieces), default=0.0)
+        pieces += [(each, len(each.encode()) * highest - 0.1) for each in self.symbols]
+        return tokenizers.Tokenizer(models.Unigram(pieces, unk_id=0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BytePairModel(SentencePieceModel):
+    """Byte-pair encoding (Sennrich et al., 2016) by SentencePiece.
+
+    Of two neighbours that form a piece, those with the highest score are merged first.
+    """
+
+    def _split(self, texts: Sequence[str]) -> list[list[str]]:
+        return _cut_around(self._symbol, texts, self._merge)
+
+    def _merge(self, texts: Sequence[str]) -> list[list[str]]:
+        # Tokens of the library have no name for unknown characters; their places do.
+        return [
+            [text[start:end] for start, end in each.offsets]
+            for text, each in zip(texts, self._library.encode_batch(texts), strict=True)
+        ]
+
+    @cached_property
+    def _library(self) -> tokenizers.Tokenizer:
+        names = [NO_PIECE, *(piece for piece, _ in self.pieces)]
+        library = tokenizers.Tokenizer(
+            models.BPE(
+                vocab={name: i for i, name in enumerate(names)},
+                merges=self._merges(),
+                unk_token=NO_PIECE,
+                fuse_unk=True,
+            )
+        )
+        if not any(SPACE in name[1:] for name in names):
+            # No piece crosses words, which the library then caches.
+            words = pre_tokenizers.Split(SPACE, "merged_with_next")
+            library.pre_tokenizer = words
+        return library
+
+    def _merges(self) -> list[tuple[str, str]]:
+        """Return the pairs that form a piece, in the order of their merges.
+
+        Of the pairs of one piece, that with the longest first part comes first: the
+        leftmost of equal merges is made first, so that runs grow from the left.
+        """
+        scores = dict(self.pieces)
+        return [
+            (piece[:end], piece[end:])
+            for piece in sorted(scores, key=scores.__getitem__, reverse=True)
+            for end in range(len(piece) - 1, 0, -1)
+            if piece[:end] in scores and piece[end:] in scores
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class SentencePieceTokenizer:
-    """Tokenizer with a unigram model for each language and one vocabulary.
+    """Tokenizer with a model of SentencePiece for each language and one vocabulary.
 
     Unknown pieces are lost, except those that are spelled by bytes.
     """
 
     vocabulary: tuple[str, ...]
     """Pieces by id."""
-    source: UnigramModel
-    target: UnigramModel
+    source: SentencePieceModel
+    target: SentencePieceModel
     target_vocab_size: int | None = None
     """Number of pieces that targets may have, the first ones; None for all. A model of
     two vocabularies has their union: pieces of targets, and then those of sources only.
@@ -295,15 +402,17 @@ class SentencePieceTokenizer:
             raise ValueError("corpus_tags must be tags in the vocabulary")
         return cls(
             vocabulary=vocabulary,
-            source=_unigram_model(content["source"]),
-            target=_unigram_model(content["target"]),
+            source=_model(content["source"]),
+            target=_model(content["target"]),
             target_vocab_size=num_targets,
             added=tuple(map(_piece, content.get("added", []))),
             silent=silent,
             corpus_tags=tags,
         )
 
-    def _encode(self, texts: Sequence[str], model: UnigramModel) -> list[list[int]]:
+    def _encode(
+        self, texts: Sequence[str], model: SentencePieceModel
+    ) -> list[list[int]]:
         tags = [self.language(text) for text in texts]
         rest = [text[len(tag) :] for text, tag in zip(texts, tags, strict=True)]
         encoded: list[list[int]] = []
@@ -312,27 +421,13 @@ class SentencePieceTokenizer:
             encoded.append([self._ids.get(piece, self.unknown) for piece in tagged])
         return encoded
 
-    def _cut(self, texts: Sequence[str], model: UnigramModel) -> list[list[str]]:
+    def _cut(self, texts: Sequence[str], model: SentencePieceModel) -> list[list[str]]:
         """Return the pieces of each text, added tokens whole."""
-        if not self.added:
-            return model.cut(texts)
-        # Added tokens and the text between them take turns; the first part is text.
-        parts_of_texts = [self._added.split(text) for text in texts]
-        between = [part for parts in parts_of_texts for part in parts[::2]]
-        cut = iter(model.cut(between))
-        found: list[list[str]] = []
-        for parts in parts_of_texts:
-            pieces: list[str] = []
-            for number, part in enumerate(parts):
-                is_added = number % 2 == 1
-                pieces += [part] if is_added else next(cut)
-            found.append(pieces)
-        return found
+        return _cut_around(self._added, texts, model.cut)
 
     @cached_property
     def _added(self) -> re.Pattern[str]:
-        longest_first = sorted(self.added, key=len, reverse=True)
-        return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
+        return _any_of(self.added)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -348,6 +443,31 @@ class SentencePieceTokenizer:
     def unknown(self) -> int:
         """Id of the piece that stands for all unknown ones."""
         return self.vocabulary.index(UNKNOWN)
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of any of these tokens, the longest first, as its group."""
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+
+def _cut_around(
+    whole: re.Pattern[str],
+    texts: Sequence[str],
+    cut: Callable[[Sequence[str]], list[list[str]]],
+) -> list[list[str]]:
+    """Return the pieces of each text; matches of the pattern's group stay whole."""
+    # Matches and the text between them take turns; the first part is text.
+    parts_of_texts = [whole.split(text) for text in texts]
+    between = iter(cut([part for parts in parts_of_texts for part in parts[::2]]))
+    found: list[list[str]] = []
+    for parts in parts_of_texts:
+        pieces: list[str] = []
+        for number, part in enumerate(parts):
+            is_whole = number % 2 == 1
+            pieces += [part] if is_whole else next(between)
+        found.append(pieces)
+    return found
 
 
 def _unspelled(pieces: Iterable[str]) -> list[str]:
@@ -373,18 +493,170 @@ def _text_of(data: bytes) -> str:
     return "".join(found)
 
 
-def _record(model: UnigramModel) -> dict[str, Any]:
+# ---- Files of SentencePiece ------------------------------------------------------
+
+
+PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5
+"""Numbers of the fields of a file."""
+MODEL_KIND, SPACE_AS_SUFFIX, BYTE_FALLBACK = 3, 24, 35
+"""Numbers of fields of `TRAINER`."""
+CHARACTER_MAP, ADDS_SPACE, REMOVES_SPACES, ESCAPES_SPACES = 2, 3, 4, 5
+"""Numbers of fields of `NORMALIZER`; the last three are true by default."""
+MODELS: dict[object, type[SentencePieceModel]] = {1: UnigramModel, 2: BytePairModel}
+"""Models by the numbers of their kinds."""
+
+
+def read_model(path: Path) -> tuple[SentencePieceModel, tuple[StoredPiece, ...]]:
+    """Read a model that SentencePiece learned, and all its pieces by their ids.
+
+    Raises `CheckpointError` if the file is missing or damaged, `RequestError` if this
+    package cannot cut text as the model does.
+    """
+    try:
+        fields = list(_fields(read_bounded_bytes(path)))
+        stored = tuple(_stored(_bytes(v)) for name, v in fields if name == PIECES)
+        trainer, normalizer, denormalizer = (
+            dict(_fields(_bytes(dict(fields).get(name, b""))))
+            for name in (TRAINER, NORMALIZER, DENORMALIZER)
+        )
+        character_map = _bytes(normalizer.get(CHARACTER_MAP, b""))
+        CharacterMap(character_map)  # find damage now
+        if [each.kind for each in stored].count(PieceKind.UNKNOWN) != 1:
+            raise ValueError("it must have one unknown piece")
+        if len({each.text for each in stored}) < len(stored):
+            raise ValueError("a piece stands in it twice")
+    except (OSError, ValueError, struct.error) as error:
+        raise CheckpointError(
+            f"{path}: the model of SentencePiece is missing or damaged "
+            f"({reason(error)}); name another file, or fetch it again."
+        ) from None
+    make = MODELS.get(trainer.get(MODEL_KIND, 1))
+    has_unused = PieceKind.UNUSED in {each.kind for each in stored}
+    obstacles = {
+        "cuts by other means": make is None,
+        "writes spaces after words": trainer.get(SPACE_AS_SUFFIX),
+        "leaves spaces as they are": not normalizer.get(ESCAPES_SPACES, True),
+        # SentencePiece merges them too, and cuts them again.
+        "has unused pieces": make is BytePairModel and has_unused,
+        "changes what it decodes": denormalizer.get(CHARACTER_MAP),
+    }
+    for obstacle, is_met in obstacles.items():
+        if is_met:
+            raise RequestError(
+                f"{path}: the model of SentencePiece must be one of plain unigrams or "
+                f"byte pairs, but {obstacle}; such a model cannot be used."
+            )
+    assert make is not None  # an obstacle
+    model = make(
+        pieces=tuple((p.text, p.score) for p in stored if p.kind == PieceKind.NORMAL),
+        character_map=character_map,
+        adds_space=bool(normalizer.get(ADDS_SPACE, True)),
+        removes_spaces=bool(normalizer.get(REMOVES_SPACES, True)),
+        spells_bytes=bool(trainer.get(BYTE_FALLBACK)),
+        symbols=tuple(p.text for p in stored if p.kind == PieceKind.USER_DEFINED),
+    )
+    return model, stored
+
+
+def tokenizer_of_model(path: Path, tags: Sequence[str] = ()) -> SentencePieceTokenizer:
+    """Return the tokenizer of a new run with a model of SentencePiece for both sides.
+
+    Its vocabulary has the pieces of the model that text may have, and then the given
+    tags of corpora and languages. Raises the errors of `read_model`, and `RequestError`
+    if the model has a piece that is a special token here.
+    """
+    model, stored = read_model(path)
+    without_text = (PieceKind.CONTROL, PieceKind.UNUSED)
+    pieces = [
+        UNKNOWN if each.kind == PieceKind.UNKNOWN else each.text
+        for each in stored
+        if each.kind not in without_text
+    ]
+    for name in (*SPECIAL_PIECES, UNKNOWN):
+        if pieces.count(name) > (name == UNKNOWN):
+            raise RequestError(
+                f"{path}: the model of SentencePiece must have {name} as a special "
+                "token only, but has it as text; learn a model without it."
+            )
+    vocabulary = dict.fromkeys([*SPECIAL_PIECES, *pieces, *tags])
+    tokenizer = SentencePieceTokenizer(
+        vocabulary=tuple(vocabulary), source=model, target=model
+    )
+    return tokenizer.trained_with(corpus_tags(tags))
+
+
+def _stored(message: bytes) -> StoredPiece:
+    fields = dict(_fields(message))
+    (score,) = struct.unpack("<f", _bytes(fields.get(2, bytes(4))))
+    kind = fields.get(3, PieceKind.NORMAL)
+    if not isinstance(kind, int):
+        raise ValueError("the kind of a piece is no number")
+    return StoredPiece(_bytes(fields.get(1, b"")).decode(), _finite(score), kind)
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Yield number and value of each field of a message of Protocol Buffers."""
+    place = 0
+    while place < len(message):
+        key, place = _whole(message, place)
+        match key & 7:
+            case 0:
+                value, place = _whole(message, place)
+                yield key >> 3, value
+                continue
+            case 2:
+                size, place = _whole(message, place)
+            case 1 | 5 as width:
+                size = 8 if width == 1 else 4
+            case _:
+                raise ValueError("it is no message of Protocol Buffers")
+        if size > len(message) - place:
+            raise ValueError("it is cut short")
+        yield key >> 3, message[place : place + size]
+        place += size
+
+
+def _whole(message: bytes, place: int) -> tuple[int, int]:
+    """Return a number, of 7 bits a byte, and the place behind it."""
+    number = 0
+    for shift in range(0, 70, 7):
+        if place == len(message):
+            raise ValueError("it is cut short")
+        byte = message[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place
+    raise ValueError("it is no message of Protocol Buffers")
+
+
+def _bytes(value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        raise ValueError("it is no message of Protocol Buffers")
+    return value
+
+
+# ---- Tokenizers as JSON ----------------------------------------------------------
+
+
+def _record(model: SentencePieceModel) -> dict[str, Any]:
     character_map = base64.b64encode(model.character_map).decode("ascii")
     record = {**asdict(model), "character_map": character_map}
-    if not model.spells_bytes:
-        del record["spells_bytes"]  # as files of earlier versions are
+    for name in ("spells_bytes", "symbols"):
+        if not record[name]:
+            del record[name]  # as files of earlier versions are
+    if isinstance(model, BytePairModel):
+        record["kind"] = BYTE_PAIRS
     return record
 
 
-def _unigram_model(record: dict[str, Any]) -> UnigramModel:
+def _model(record: dict[str, Any]) -> SentencePieceModel:
     character_map = base64.b64decode(record["character_map"], validate=True)
     CharacterMap(character_map)  # find damage now
-    return UnigramModel(
+    if (kind := record.get("kind")) not in (None, BYTE_PAIRS):
+        raise ValueError(f"`kind` must be {BYTE_PAIRS}, but is {shown(kind)}")
+    make = UnigramModel if kind is None else BytePairModel
+    return make(
         pieces=tuple(
             (_piece(piece), _finite(score)) for piece, score in record["pieces"]
         ),
@@ -392,6 +664,7 @@ def _unigram_model(record: dict[str, Any]) -> UnigramModel:
         adds_space=bool(record["adds_space"]),
         removes_spaces=bool(record["removes_spaces"]),
         spells_bytes=bool(record.get("spells_bytes", False)),
+        symbols=tuple(map(_piece, record.get("symbols", []))),
     )
 
 

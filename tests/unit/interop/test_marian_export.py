@@ -421,12 +421,15 @@ def test_a_folder_is_imported_without_network_access(tmp_path, monkeypatch):
     importing.import_model(folder, tmp_path / "out", SENTENCES[:1])
 
 
-def test_a_model_that_spells_by_bytes_is_imported_and_exported(tmp_path):
-    folders.write_marian_folder(tmp_path / "marian", folders.BYTES)
-    sentences = [text for text in HARD_TEXTS if text.strip()]
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_model_with_bytes_and_symbols_is_imported_and_exported(kind, tmp_path):
+    symbols = {"model_type": kind, "user_defined_symbols": ["<x>", "dog"]}
+    folders.write_marian_folder(tmp_path / "marian", {**folders.BYTES, **symbols})
+    sentences = [*filter(str.strip, HARD_TEXTS), "The<x> dogs <x><x>"]
     importing.import_model(tmp_path / "marian", tmp_path / "model", sentences)
     checkpoint = load_model(tmp_path / "model")
     assert checkpoint.tokenizer.source.spells_bytes
+    assert checkpoint.tokenizer.source.symbols == ("<x>", "dog")
     exporting.export(checkpoint, tmp_path / "out", sentences)
     importing.import_model(tmp_path / "out", tmp_path / "again", sentences)
     again = load_model(tmp_path / "again")

@@ -65,18 +65,43 @@ def test_the_vocabulary_of_an_export_cuts_as_the_original(tmp_path: Path) -> Non
         assert (second.eos_id(), second.unk_id()) == (0, 1)
 
 
-def test_pieces_of_bytes_go_back(tmp_path: Path) -> None:
-    marian_npz.write_folder(tmp_path / "marian", SHARED, trainer=marian_folder.BYTES)
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_pieces_of_bytes_and_symbols_go_back(kind: str, tmp_path: Path) -> None:
+    trainer = {"model_type": kind, "user_defined_symbols": ["<x>"]}
+    marian_npz.write_folder(
+        tmp_path / "marian", SHARED, trainer={**marian_folder.BYTES, **trainer}
+    )
     import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
     checkpoint = load_model(tmp_path / "model")
     export(checkpoint, tmp_path / "out", SENTENCES)
     written = sentencepiece.SentencePieceProcessor(
         model_file=str(tmp_path / "out" / "vocab.spm")
     )
-    ids = written.encode("龘 the")
-    assert written.decode(ids) == "龘 the"
+    text = "龘 the<x>"
+    ids = written.encode(text)
+    assert written.decode(ids) == text
     # Ids of this package are two more, for padding and start.
-    assert checkpoint.tokenizer.encode("龘 the") == [i + EOS for i in ids]
+    assert checkpoint.tokenizer.encode(text) == [i + EOS for i in ids]
+
+
+def test_a_model_of_byte_pairs_with_further_pieces_makes_word_lists(
+    tmp_path: Path,
+) -> None:
+    """An unused piece would change how SentencePiece merges others."""
+    trainer = {"model_type": "bpe"}
+    marian_npz.write_folder(tmp_path / "marian", SHARED, trainer=trainer)
+    import_marian(tmp_path / "marian", tmp_path / "model", SENTENCES)
+    checkpoint = load_model(tmp_path / "model")
+    tokenizer = checkpoint.tokenizer
+    pieces = (*tokenizer.vocabulary[:-1], "<bt>")
+    changed = replace(
+        checkpoint,
+        tokenizer=replace(tokenizer, vocabulary=pieces, corpus_tags=("<bt>",)),
+    )
+    export(changed, tmp_path / "out", SENTENCES)
+    assert {*LISTS, *TWO} <= {path.name for path in (tmp_path / "out").iterdir()}
+    import_marian(tmp_path / "out", tmp_path / "again", SENTENCES)
+    assert load_model(tmp_path / "again").tokenizer == changed.tokenizer
 
 
 @pytest.fixture(scope="module")

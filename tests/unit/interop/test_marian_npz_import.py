@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
 
 import marian_npz
 import transduce
@@ -23,7 +24,6 @@ from transduce.interop.marian_npz_import import (
     import_marian,
     read_options,
 )
-from transduce.interop.portable_tokenizer import read_proto
 
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "the the"]
 TARGETS = ["Der Hund rennt.", "Eine Katze sieht das Haus und das Haus.", ""]
@@ -358,7 +358,8 @@ def test_a_damaged_model_of_sentencepiece_is_reported(
     tied: Path, tmp_path: Path, damage: str
 ) -> None:
     folder = changed(tied, tmp_path / "marian", {})
-    proto = read_proto(folder / "vocab.spm")
+    proto = ModelProto()
+    proto.ParseFromString((folder / "vocab.spm").read_bytes())
     if damage == "score":
         proto.pieces[20].score = float("nan")
     elif damage == "double":

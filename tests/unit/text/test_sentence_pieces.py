@@ -3,8 +3,11 @@
 import functools
 import io
 import json
+import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,17 @@ from hypothesis import strategies as st
 
 from transduce.errors import CheckpointError, RequestError
 from transduce.grammar.corpus import Grammar
-from transduce.text.sentence_pieces import SentencePieceTokenizer, UnigramModel
+from transduce.text.sentence_pieces import (
+    SentencePieceModel,
+    SentencePieceTokenizer,
+    read_model,
+    tokenizer_of_model,
+)
 from transduce.text.tokenizer import load_tokenizer
 from transduce.text.vocabulary import EOS, SPECIAL_PIECES
 
 FORMS = "naïve café Straße ﬁne ½ … „ “ — ™ 中文 각 ё"
+SYMBOLS = ["<s>/", "dog", "ﬁ", "--", "---"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "usual": {},
     "with spaces as they are": {"remove_extra_whitespaces": False},
@@ -27,7 +36,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small letters": {"normalization_rule_name": "nmt_nfkc_cf"},
     "pieces across words": {"split_by_whitespace": False},
     "bytes of unknown characters": {"byte_fallback": True, "vocab_size": 420},
-}
+    "symbols": {"user_defined_symbols": SYMBOLS},
+    "byte pairs": {"model_type": "bpe"},
+    "byte pairs across words": {"model_type": "bpe", "split_by_whitespace": False},
+    "byte pairs, symbols and bytes": {
+        "model_type": "bpe", "user_defined_symbols": SYMBOLS, "byte_fallback": True,
+        "vocab_size": 420,
+    },
+}  # fmt: skip
 HARD_TEXTS = [
     "",
     " ",
@@ -48,6 +64,8 @@ HARD_TEXTS = [
     "tab\tline\nfeed\r\nseparator\u2028 \u00a0 space\u3000wide\u200b\u00ad",
     "x" * 1_000 + "é" * 500 + "7" * 300 + "!" * 300,
     "\0\x01\x7f\ufeff\ufffd\ufffe\U0010ffff",
+    "dogs<s>/<s>//ﬁdog ----- the------",
+    "aaaa aaaaaaaaa ......... TTTTTTT",
 ]
 
 
@@ -70,31 +88,21 @@ def oracle(name: str) -> Any:
 
 
 @functools.cache
-def unigrams(name: str) -> UnigramModel:
-    from sentencepiece.sentencepiece_model_pb2 import ModelProto
-
-    model = ModelProto()
-    model.ParseFromString(proto(name))
-    return UnigramModel(
-        pieces=tuple(
-            (each.piece, each.score)
-            for each in model.pieces
-            if each.type == ModelProto.SentencePiece.NORMAL
-        ),
-        character_map=model.normalizer_spec.precompiled_charsmap,
-        adds_space=model.normalizer_spec.add_dummy_prefix,
-        removes_spaces=model.normalizer_spec.remove_extra_whitespaces,
-        spells_bytes=model.trainer_spec.byte_fallback,
-    )
+def model_of(name: str) -> SentencePieceModel:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "my.model"
+        path.write_bytes(proto(name))
+        model, _ = read_model(path)
+    return model
 
 
 @functools.cache
 def tokenizer() -> SentencePieceTokenizer:
-    pieces = [piece for piece, _ in unigrams("usual").pieces]
+    pieces = [piece for piece, _ in model_of("usual").pieces]
     return SentencePieceTokenizer(
         vocabulary=(*SPECIAL_PIECES, "<unk>", ">>deu<<", *pieces, "龘靐"),
-        source=unigrams("usual"),
-        target=unigrams("small letters"),
+        source=model_of("usual"),
+        target=model_of("small letters"),
     )
 
 
@@ -105,7 +113,7 @@ def ids_of(*pieces: str) -> list[int]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_hard_texts_are_split_as_by_sentencepiece(name):
     expected = [oracle(name).encode(text, out_type=str) for text in HARD_TEXTS]
-    assert unigrams(name).cut(HARD_TEXTS) == expected
+    assert model_of(name).cut(HARD_TEXTS) == expected
 
 
 AWKWARD = st.text(
@@ -120,18 +128,18 @@ AWKWARD = st.text(
 @given(text=st.one_of(AWKWARD, st.text()))
 @example(text="\u2581a \u2581")
 def test_any_text_is_split_as_by_sentencepiece(name, text):
-    assert unigrams(name).cut([text]) == [oracle(name).encode(text, out_type=str)]
+    assert model_of(name).cut([text]) == [oracle(name).encode(text, out_type=str)]
 
 
 def test_sentences_are_split_as_by_sentencepiece():
     pairs = islice(Grammar.built_in().training_sentences(seed=6), 400)
     texts = [text for pair in pairs for text in (pair.source, pair.target)]
-    assert unigrams("usual").cut(texts) == oracle("usual").encode(texts, out_type=str)
+    assert model_of("usual").cut(texts) == oracle("usual").encode(texts, out_type=str)
 
 
 def test_half_of_a_surrogate_pair_is_refused():
     with pytest.raises(RequestError, match=r"character 2 of 'a\\ud800b' is '\\ud800'"):
-        unigrams("usual").cut(["a\ud800b"])
+        model_of("usual").cut(["a\ud800b"])
 
 
 def test_a_piece_outside_the_vocabulary_is_unknown():
@@ -210,8 +218,8 @@ def spelling() -> SentencePieceTokenizer:
     pieces = map(library.id_to_piece, range(3, library.vocab_size()))
     return SentencePieceTokenizer(
         vocabulary=(*SPECIAL_PIECES, "<unk>", *pieces),
-        source=unigrams(name),
-        target=unigrams(name),
+        source=model_of(name),
+        target=model_of(name),
     )
 
 
@@ -243,6 +251,100 @@ def test_pieces_like_bytes_are_text_without_byte_fallback() -> None:
     assert plain.decode([plain.vocab_size - 1]) == "<0xE9>"
 
 
+def write_model(path: Path, name: str, change: Callable | None = None) -> Path:
+    """Write a model of SentencePiece, changed as a message of Protocol Buffers."""
+    from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
+    message = ModelProto()
+    message.ParseFromString(proto(name))
+    if change is not None:
+        change(message)
+    path.write_bytes(message.SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_tokenizer_of_a_model_decodes_as_sentencepiece(
+    name: str, tmp_path: Path
+) -> None:
+    ours = tokenizer_of_model(write_model(tmp_path / "my.model", name))
+    theirs = oracle(name)
+    for text in HARD_TEXTS:
+        ids = theirs.encode(text)
+        assert len(ours.encode(text)) == len(ids)
+        known = theirs.decode([i for i in ids if i != theirs.unk_id()])
+        assert ours.decode(ours.encode(text)) == " ".join(known.split())
+    ours.save(tmp_path / "tokenizer.json")
+    assert load_tokenizer(tmp_path / "tokenizer.json") == ours
+
+
+def test_the_tokenizer_of_a_model_has_the_tags_behind_its_pieces(tmp_path) -> None:
+    path = write_model(tmp_path / "my.model", "byte pairs")
+    plain = tokenizer_of_model(path)
+    found = tokenizer_of_model(path, ["<bt>", ">>de<<"])
+    assert found.vocabulary == (*plain.vocabulary, "<bt>", ">>de<<")
+    assert (found.corpus_tags, found.language_tags) == (("<bt>",), (">>de<<",))
+    assert found.encode(">>de<< The dog")[0] == found.vocab_size - 1
+
+
+def set_kind(message: Any) -> None:
+    message.trainer_spec.model_type = 4
+
+
+def leave_spaces(message: Any) -> None:
+    message.normalizer_spec.escape_whitespaces = False
+
+
+def leave_a_piece_unused(message: Any) -> None:
+    message.pieces[30].type = 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (set_kind, "cuts by other means"),
+        (leave_spaces, "leaves spaces as they are"),
+        (leave_a_piece_unused, "has unused pieces"),
+    ],
+)
+def test_a_model_that_cuts_otherwise_is_refused(change, said, tmp_path) -> None:
+    path = write_model(tmp_path / "my.model", "byte pairs", change)
+    with pytest.raises(RequestError, match=f"^{path}: .* or byte pairs, but {said}; "):
+        read_model(path)
+
+
+def test_a_special_token_as_text_is_refused(tmp_path) -> None:
+    def name_a_piece(message: Any) -> None:
+        message.pieces[30].piece = "<pad>"
+
+    path = write_model(tmp_path / "my.model", "usual", name_a_piece)
+    with pytest.raises(RequestError, match=f"^{path}: .* must have <pad> as a special"):
+        tokenizer_of_model(path)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_model_is_reported_in_one_sentence(data: st.DataObject) -> None:
+    content = bytearray(proto("usual"))
+    places = st.integers(0, len(content) - 1)
+    for place in data.draw(st.lists(places, min_size=1, max_size=4)):
+        content[place] = data.draw(st.integers(0, 255))
+    del content[data.draw(places) if data.draw(st.booleans()) else len(content) :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "my.model"
+        path.write_bytes(content)
+        said = f"{path}: the model of SentencePiece "
+        assert _error_of_reading(path).startswith((said, "none"))
+
+
+def _error_of_reading(path: Path) -> str:
+    try:
+        read_model(path)
+    except (CheckpointError, RequestError) as error:
+        return str(error)
+    return "none"
+
+
 @pytest.mark.parametrize("make", [tokenizer, spelling])
 def test_a_loaded_tokenizer_equals_the_saved_one_of_its_kind(make, tmp_path):
     make().save(tmp_path / "tokenizer.json")
@@ -258,7 +360,7 @@ def test_a_loaded_tokenizer_equals_the_saved_one(tmp_path):
     assert loaded == tokenizer()
     assert hash(loaded) == hash(tokenizer())
     assert loaded.encode_sources(HARD_TEXTS) == tokenizer().encode_sources(HARD_TEXTS)
-    assert loaded != replace(tokenizer(), target=unigrams("usual"))
+    assert loaded != replace(tokenizer(), target=model_of("usual"))
 
 
 @pytest.mark.parametrize(
@@ -268,6 +370,8 @@ def test_a_loaded_tokenizer_equals_the_saved_one(tmp_path):
         lambda content: content["source"].pop("pieces"),
         lambda content: content["source"].update(pieces=[["a", "b"]]),
         lambda content: content["source"].update(pieces=[["a"]]),
+        lambda content: content["source"].update(kind="word"),
+        lambda content: content["source"].update(symbols=[7]),
         lambda content: content["source"].update(character_map="?"),
         lambda content: content["source"].update(character_map="AAEAAAAA"),
         lambda content: content["vocabulary"].remove("<unk>"),
