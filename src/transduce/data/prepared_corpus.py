@@ -368,8 +368,10 @@ class _Inputs:
 
     def _tokenizer_parts(self) -> dict[str, object]:
         if isinstance(self.tokenizer, TokenizerConfig):
-            kind = self.tokenizer.kind
-            return {"tokenizer": asdict(self.tokenizer), "words": word_pattern(kind)}
+            settings = asdict(self.tokenizer)
+            del settings["model"]  # it is given as a tokenizer
+            words = word_pattern(self.tokenizer.kind)
+            return {"tokenizer": settings, "words": words}
         return {"tokenizer": sha256(self.tokenizer.json().encode()).hexdigest()}
 
     def _language_parts(self) -> dict[str, object]:

@@ -92,6 +92,11 @@ def _contradictions(config: RunConfig, files: RunFiles) -> Iterator[str]:
             f"`treebank.{name}` is a setting of parsers, but this run trains on text; "
             "leave it out, or give trees."
         )
+    if is_parser and config.tokenizer.model is not None:
+        yield (
+            "`tokenizer.model` is a setting of translators, but this run trains on "
+            "trees, whose vocabulary it learns; leave it out."
+        )
     if is_parser and config.corpora:
         yield (
             f"A mixture must be of text, but the corpora {config.corpora[0].name}... "

@@ -242,7 +242,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
         overlap=overlap_of(training.kept(), dev.kept()) if dev else None,
         epoch=_epoch_report(training.kept(), config, "translation", mixture),
         vocab_size=tokenizer.vocab_size,
-        asked_vocab_size=config.tokenizer.vocab_size,
+        asked_vocab_size=_asked_size(config, tokenizer.vocab_size),
         useless_corpora=tuple(
             name for name, number in pairs_kept.items() if not number
         ),
@@ -389,8 +389,14 @@ def check_prepared(
         overlap=overlap_of(training.kept(), dev.kept()) if dev else None,
         epoch=_epoch_report(training.kept(), config, task, mixture),
         vocab_size=corpus.vocab_size,
-        asked_vocab_size=config.tokenizer.vocab_size,
+        asked_vocab_size=_asked_size(config, corpus.vocab_size),
     )
+
+
+def _asked_size(config: RunConfig, actual: int) -> int:
+    """Return the size that the settings ask for; one that is given is as it is."""
+    tokenizer = config.tokenizer
+    return tokenizer.vocab_size if tokenizer.model is None else actual
 
 
 def require_fitting(report: CorpusReport, task: Task) -> None:

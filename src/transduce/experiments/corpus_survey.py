@@ -33,6 +33,7 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.errors import DataError
 from transduce.text.corpus import Line, SentencePair, read_lines
+from transduce.text.sentence_pieces import SentencePieceTokenizer
 from transduce.text.tokenizer import WordTokenizer
 from transduce.text.vocabulary import EOS, NUM_RESERVED
 
@@ -623,7 +624,8 @@ def _rows(
 ) -> Iterator[Row]:
     placed, to_encode = tee(pairs)
     encoded = encode_pairs((each.pair for each in to_encode), encoder)
-    has_bytes = not isinstance(encoder.tokenizer, WordTokenizer)
+    without = (WordTokenizer, SentencePieceTokenizer)
+    has_bytes = not isinstance(encoder.tokenizer, without)
     for read, ids in zip(placed, encoded, strict=True):
         if has_bytes:
             reader.source.num_byte_tokens += _num_bytes(ids.source)

@@ -54,6 +54,7 @@ from transduce.experiments.presets import ADAPT, RunConfig
 from transduce.experiments.resuming import lengthen, refuse_changed_precision
 from transduce.experiments.run_corpus import (
     RunFiles,
+    given_encoder,
     known_languages,
     require_scoring,
 )
@@ -251,8 +252,9 @@ def train(
 ) -> None:
     """Train a new run in the folder `out`, from random weights or from a model.
 
-    The vocabulary is learned, unless an encoder or a model to start from has one. A
-    dictionary of unknown words may be given beside an encoder.
+    The vocabulary is learned, unless an encoder, a model to start from or the file that
+    the settings name has one. A dictionary of unknown words may be given beside an
+    encoder.
 
     The checks that need no corpus come first, then the corpus is prepared in the new
     folder, then the run is trained. Raises `ConfigError` if the model cannot fit in
@@ -261,16 +263,19 @@ def train(
     preset whose length the user did not choose, if it would train for more than two.
     """
     use_one_arena()  # before the threads that encode the corpus
+    config, files = _with_recorded_corpora(config, files)
     if start is not None:
         refuse_replacing(start, out)
-    config, files = _with_recorded_corpora(config, files)
+        encoder = start.encoder(config.corpora)
+    elif encoder is None:
+        encoder = given_encoder(config, files)
     request = _RunRequest(
         files=files,
         config=config,
         out=out,
         consent=consent,
         start=start,
-        encoder=start.encoder(config.corpora) if start else encoder,
+        encoder=encoder,
         dictionary=dictionary,
     )
     config = checked_settings(config, files, hardware, start, request.encoder)
@@ -384,6 +389,8 @@ def checked_settings(
     if start is None:
         config = replace(config, languages=known_languages(languages, files))
         model = config.sized_model
+        if encoder is not None:
+            model = replace(model, vocab_size=encoder.tokenizer.vocab_size)
     else:
         refuse_misfit(start, config, files)
         config = replace(config, languages=languages_from(start, languages, files))
@@ -494,7 +501,8 @@ def _advice(
     elif not request.consent.is_chosen:
         require_fitting(report, task)
     advice = advise(report) if task == "translation" else advise_on_treebank(report)
-    return (*(coverage_advice(start, folder.path) if start else ()), *advice)
+    encoder = request.encoder
+    return (*(coverage_advice(encoder, folder.path) if encoder else ()), *advice)
 
 
 def _locked(

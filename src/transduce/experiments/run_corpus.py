@@ -30,11 +30,24 @@ from transduce.experiments.presets import RunConfig
 from transduce.metrics.scores import choose_tokenization
 from transduce.text.corpus import read_pairs, read_text
 from transduce.text.languages import LanguagesConfig, guess, guess_all
+from transduce.text.sentence_pieces import tokenizer_of_model
 from transduce.text.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from transduce.text.vocabulary import find_language_tag, language_tags
 
 RunFiles = CorpusFiles | TreebankFiles
 """Files that a run is trained on."""
+
+
+def given_encoder(config: RunConfig, files: RunFiles) -> PairEncoder | None:
+    """Return the encoder by the model of SentencePiece that the settings name.
+
+    None if they name none. Raises `CheckpointError` if the model is missing or damaged,
+    `RequestError` if it cannot be used.
+    """
+    if config.tokenizer.model is None or isinstance(files, TreebankFiles):
+        return None
+    path = Path(config.tokenizer.model)
+    return PairEncoder(tokenizer=tokenizer_of_model(path, files.tags))
 
 
 def can_hold_out(files: RunFiles, seed: int) -> bool:

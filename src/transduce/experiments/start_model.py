@@ -443,12 +443,12 @@ def _language(start: StartModel, side: Side) -> str | None:
     return model.source_language if side == "source" else model.target_language
 
 
-def coverage_advice(start: StartModel, run: Path) -> Iterator[Advice]:
+def coverage_advice(encoder: PairEncoder, run: Path) -> Iterator[Advice]:
     """Advice about a prepared corpus that the model's vocabulary does not cover."""
-    ids, name = _unknown_ids(start.model.tokenizer)
+    ids, name = _unknown_ids(encoder.tokenizer)
     dataset = open_dataset(run / TRAINING)
     shares = {"source": _share(dataset.source, ids)}
-    if start.model.symbols is None:
+    if encoder.symbols is None:
         shares["target"] = _share(dataset.target, ids)
     elif share := _share(dataset.target, [UNKNOWN]):
         yield Advice(

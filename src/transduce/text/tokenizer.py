@@ -32,7 +32,7 @@ from transduce.text.languages import (
     UNSPACED_SCRIPTS,
     is_longer_than_a_word,
 )
-from transduce.text.sentence_pieces import SentencePieceTokenizer
+from transduce.text.sentence_pieces import SentencePieceTokenizer, tokenizer_of_model
 from transduce.text.vocabulary import (
     BOS,
     BYTE_PIECES,
@@ -518,16 +518,21 @@ def learn_tokenizer(
     config: TokenizerConfig,
     tags: Sequence[str] = (),
     max_characters: int = LEARNING_CHARACTERS,
-) -> SubwordTokenizer:
+) -> Tokenizer:
     """Learn a vocabulary from a stream of lines of both languages (section 5.1).
 
-    It has the given tags of corpora and languages as its last pieces.
+    It has the given tags of corpora and languages as its last pieces. If the settings
+    name a model of SentencePiece, nothing is learned, and no line is read.
 
     Memory is bounded: the stream is read up to `max_characters` characters, so
     interleave the languages. In scripts without spaces, a piece is at most
     about as long as a word (`Script.longest_piece`). Raises `ConfigError` for words if
-    the text has scripts without spaces.
+    the text has scripts without spaces, and the errors of `tokenizer_of_model`.
     """
+    # Unlike the paper: a vocabulary that SentencePiece has learned before. Off by
+    # default: `tokenizer.model`.
+    if config.model is not None:
+        return tokenizer_of_model(Path(config.model), tags)
     learned_size = config.vocab_size - config.num_reserved - len(tags)
     if learned_size < 1:
         raise ConfigError(

@@ -42,7 +42,7 @@ MAX_PIECES = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """Settings of learning a vocabulary (section 5.1)."""
+    """Settings of the vocabulary, which a run learns (section 5.1)."""
 
     kind: TokenizerKind = "bpe"
     """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), words, the rare
@@ -50,6 +50,9 @@ class TokenizerConfig:
     vocab_size: int = 37_000
     """Maximum size of the vocabulary, including special tokens and bytes; small corpora
     give fewer."""
+    model: str | None = None
+    """File of a SentencePiece model, of unigrams or byte pairs, in place of a learned
+    vocabulary; `kind` and `vocab_size` then have no effect."""
 
     def __post_init__(self) -> None:
         convert_and_check(self, "tokenizer.")
