@@ -41,6 +41,7 @@ OFF: dict[str, Any] = {
     "search.repetition_penalty": 1.0,
     "search.shortlist": False,
     "tokenizer.kind": "bpe",
+    "tokenizer.model": None,
     "training.consistency": 0.0,
     "training.clip_norm": None,
     "training.cooldown_share": 0.0,
