@@ -10,7 +10,7 @@ import shutil
 import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -32,7 +32,10 @@ MAX_REASON = 200
 """Largest number of characters of an error's message within another."""
 
 MADE_BY = ".made-by"
-"""File of an output folder that names the command that wrote it."""
+"""File of an output folder that names the command that wrote it, and its files.
+
+The first line has the words of the command, each other line a name as JSON.
+"""
 COMMAND = re.compile("[a-z0-9-]+( [a-z0-9-]+){0,3}", re.ASCII)
 """Pattern of the words of a command."""
 
@@ -247,7 +250,7 @@ def require_new_folder(out: Path, *, overwrite: bool, made_by: str) -> None:
 
     With `overwrite` it may be a folder that the same command wrote, never a run or an
     unknown folder. The file `.made-by` of such a folder has the words of the command,
-    `made_by`, and the folder has no folders in it.
+    `made_by`. What others have put there is kept (`atomic_directory`).
     """
     is_there = out.is_symlink() or out.exists()
     if is_there and not out.is_dir():
@@ -255,8 +258,8 @@ def require_new_folder(out: Path, *, overwrite: bool, made_by: str) -> None:
             f"{out}: the output folder must be new or empty, but is a file; choose "
             "another name."
         )
-    if is_there and (there := sorted(out.iterdir())):
-        _require_own(out, there, overwrite=overwrite, made_by=made_by)
+    if is_there and any(out.iterdir()):
+        _require_own(out, overwrite=overwrite, made_by=made_by)
         require_removable(out)
     require_place(out)
 
@@ -273,29 +276,83 @@ def folder_in_use(out: Path, *, is_own: bool = False) -> ConfigError:
     return ConfigError(f"{message}another.")
 
 
-def _require_own(
-    out: Path, there: Sequence[Path], *, overwrite: bool, made_by: str
-) -> None:
+def _require_own(out: Path, *, overwrite: bool, made_by: str) -> None:
     """Raise `ConfigError` unless a folder with files may be overwritten."""
     maker = maker_of(out)
-    is_own = maker == made_by and not any(each.is_dir() for each in there)
-    if is_own and overwrite:
-        return
     if not overwrite:
-        raise folder_in_use(out, is_own=is_own)
-    found = "has folders in it" if maker == made_by else _described(maker)
-    raise ConfigError(
-        f"{out}: only a folder that the same command wrote can be overwritten, but "
-        f"this one {found}; choose another."
-    )
+        raise folder_in_use(out, is_own=maker == made_by)
+    if maker != made_by:
+        raise ConfigError(
+            f"{out}: only a folder that the same command wrote can be overwritten, but "
+            f"this one {_described(maker)}; choose another."
+        )
 
 
 def maker_of(out: Path) -> str | None:
     """Name of the command that wrote a folder; None if it is unknown."""
+    return _read_made_by(out)[0]
+
+
+def _read_made_by(out: Path) -> tuple[str | None, frozenset[str] | None]:
+    """Return the command that wrote a folder and the names of its files there.
+
+    Each is None if it is unknown.
+    """
     try:
-        return read_bounded(out / MADE_BY).strip()
+        text = read_bounded(out / MADE_BY).strip()
     except (OSError, ValueError):  # without the file, or damaged
-        return None
+        return None, None
+    command, *lines = text.split("\n")
+    try:
+        names = frozenset(map(str, map(parse_json, lines)))
+    except ValueError:
+        return text, None
+    return command, names or None
+
+
+def _write_made_by(folder: Path, made_by: str) -> None:
+    """Record the command that writes a folder, and its files there."""
+    names = sorted({MADE_BY, *(path.name for path in folder.iterdir())})
+    lines = "".join(f"{line}\n" for line in (made_by, *map(json.dumps, names)))
+    (folder / MADE_BY).write_text(lines, encoding="utf-8")
+
+
+def _keep_others(folder: Path, new: Path, own: Container[str] | None) -> set[str]:
+    """Link what the project has not written into the folder that replaces it.
+
+    `own` has the names of what the project has written; None if they are unknown, as in
+    a folder without a list. Names of the new folder's files are the project's then.
+
+    Returns the names of all entries. Raises `ConfigError` if the new folder has
+    something else of the same name.
+    """
+    there = sorted(folder.iterdir()) if folder.is_dir() else []
+    for path in there:
+        if own is not None and path.name in own:
+            continue
+        if not os.path.lexists(new / path.name):
+            _link_or_copy(path, new / path.name)
+        elif own is not None:
+            raise ConfigError(
+                f"{path}: the command must write a file of this name, but it did not "
+                "write the one that is there; move it and try again."
+            )
+    return {path.name for path in there}
+
+
+def _link_or_copy(path: Path, copy: Path) -> None:
+    """Give a file, or the files of a folder, a second name; links stay links."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.copytree(path, copy, symlinks=True, copy_function=_link_or_copy_file)
+    else:
+        _link_or_copy_file(path, copy)
+
+
+def _link_or_copy_file(path: str | Path, copy: str | Path) -> None:
+    try:
+        os.link(path, copy, follow_symlinks=False)
+    except (OSError, NotImplementedError):  # a disk or a system without hard links
+        shutil.copy2(path, copy, follow_symlinks=False)
 
 
 def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
@@ -304,10 +361,9 @@ def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
     `require_new_folder` found it free, perhaps hours ago.
     """
     is_file = folder.exists() and not folder.is_dir()
-    there = list(folder.iterdir()) if folder.is_dir() else []
-    if not is_file and not there:
+    if not is_file and not (folder.is_dir() and any(folder.iterdir())):
         return
-    if is_file or maker_of(folder) != made_by or any(each.is_dir() for each in there):
+    if is_file or maker_of(folder) != made_by:
         raise ConfigError(
             f"{folder}: another command has written this folder meanwhile; choose "
             "another and try again."
@@ -605,14 +661,21 @@ def is_open_as(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def atomic_directory(
-    folder: Path, made_by: str | None = None, *, overwrite: bool = False
+    folder: Path,
+    made_by: str | None = None,
+    *,
+    overwrite: bool = False,
+    own: Container[str] | None = None,
 ) -> Iterator[Path]:
     """Yield a new directory, and put it in place of `folder` if the block succeeds.
 
     `made_by` has the words of the command that writes it, such as "export --to onnx",
     for `require_new_folder`. With `made_by`, a folder that holds files is replaced only
-    with `overwrite`, and only if the same command wrote it. Without `made_by`, any
-    folder is replaced. A file is never replaced.
+    with `overwrite`, and only if the same command wrote it. Files and folders in it
+    that the command did not write are kept: they get a second name in the new one.
+
+    Without `made_by`, any folder is replaced. Entries whose names are not in `own` are
+    kept then; by default none are. A file is never replaced by a folder.
 
     After an error or a crash, `folder` is as it was before. (Where the system cannot
     exchange two directories at once, a crash between two renames leaves the old one
@@ -639,10 +702,9 @@ def atomic_directory(
                     yield new
                 if made_by is not None:
                     _require_untouched(folder, made_by, overwrite=overwrite)
-                    (new / MADE_BY).write_text(f"{made_by}\n", encoding="utf-8")
-                _apply_umask(new)
-                sync(new)
-                _put_in_place(new, folder)
+                    _write_made_by(new, made_by)
+                    own = _read_made_by(folder)[1]
+                _replace(folder, new, own, keeps=made_by is not None or own is not None)
             finally:
                 _remove(new)
     except OSError as error:
@@ -651,6 +713,16 @@ def atomic_directory(
         for parent in missing_parents:
             with suppress(OSError):  # it is in use
                 parent.rmdir()
+
+
+def _replace(
+    folder: Path, new: Path, own: Container[str] | None, *, keeps: bool
+) -> None:
+    """Put a complete new directory in place, with what it keeps of the old one."""
+    _apply_umask(new)
+    replaced = _keep_others(folder, new, own) if keeps else None
+    sync(new)
+    _put_in_place(new, folder, replaced)
 
 
 def _prepare(new: Path, folder: Path) -> None:
@@ -702,14 +774,19 @@ def clear_leftovers(parent: Path) -> None:
             _remove(left)
 
 
-def _put_in_place(new: Path, folder: Path) -> None:
-    """Rename a new folder, and replace the old one; `OSError` for a file there."""
+def _put_in_place(new: Path, folder: Path, replaced: Container[str] | None) -> None:
+    """Rename a new folder, and replace the old one; `OSError` for a file there.
+
+    What was put into the old one at the last moment, which is not in `replaced`, moves
+    to the new one; None means that all of the old one goes.
+    """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "a file has this name")
     old = folder.with_name(f".{folder.name}.transduce-old")
     if old.exists() and not folder.exists():
         old.rename(folder)  # a crash interrupted the two renames below
     if folder.exists() and _exchange(new, folder):
+        _move_late(new, folder, replaced)
         _sync_folder(folder.parent)
         _remove(old)
         return
@@ -722,8 +799,17 @@ def _put_in_place(new: Path, folder: Path) -> None:
         if old.exists():
             old.rename(folder)
         raise
+    if old.exists():
+        _move_late(old, folder, replaced)
     _sync_folder(folder.parent)
     _remove(old)
+
+
+def _move_late(old: Path, folder: Path, replaced: Container[str] | None) -> None:
+    """Move entries from an old folder that are not among those that are replaced."""
+    for path in old.iterdir() if replaced is not None else ():
+        if path.name not in replaced and not os.path.lexists(folder / path.name):
+            path.rename(folder / path.name)
 
 
 def _exchange(one: Path, other: Path) -> bool:
@@ -812,9 +898,10 @@ def _apply_umask(folder: Path) -> None:
 def sync(folder: Path) -> None:
     """Force the folder's files to the disk, so that a rename cannot outrun them."""
     for path in folder.rglob("*"):
-        if path.is_dir():
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
             _sync_folder(path)
-        else:
+        elif stat.S_ISREG(mode):  # opening a pipe would block, a link may lead nowhere
             with path.open("rb") as file:
                 os.fsync(file.fileno())
     _sync_folder(folder)

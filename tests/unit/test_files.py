@@ -970,3 +970,89 @@ def test_a_disk_without_permissions_is_written_to(tmp_path, monkeypatch):
     with atomic_directory(tmp_path / "model") as new:
         (new / CONFIG).touch()
     assert set(contents(tmp_path / "model")) == {CONFIG}
+
+
+def write_report(out: Path, **files: str) -> None:
+    """Write a folder as a command does that replaces its own reports."""
+    with atomic_directory(out, "split", overwrite=True) as new:
+        for name, text in files.items():
+            (new / name).write_text(text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("kind", ["exchange", "renames", "no hard links"])
+def test_a_replaced_folder_keeps_the_files_of_others(tmp_path, monkeypatch, kind):
+    if kind == "renames":
+        monkeypatch.setattr("transduce.files.sys.platform", "darwin")
+    if kind == "no hard links":
+        monkeypatch.setattr("transduce.files.os.link", unsupported)
+    out = tmp_path / "out"
+    write_report(out, first="1", second="1")
+    (out / "notes").write_bytes(b"mine")
+    (out / "link").symlink_to("nowhere")
+    (out / "more" / "empty").mkdir(parents=True)
+    (out / "more" / "notes").write_bytes(b"mine, too")
+    write_report(out, first="2")
+    write_report(out, first="3", third="3")
+    assert {path.name for path in out.iterdir()} == {
+        *("first", "third", ".made-by", "notes", "link", "more")
+    }
+    assert (out / "first").read_bytes() == b"3"
+    assert (out / "notes").read_bytes() == b"mine"
+    assert (out / "link").readlink() == Path("nowhere")
+    assert (out / "more" / "empty").is_dir()
+    assert (out / "more" / "notes").read_bytes() == b"mine, too"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def unsupported(*_arguments: object, **_options: object) -> None:
+    raise OSError(errno.EPERM, "no hard links here")
+
+
+def test_a_file_of_another_is_kept_if_the_command_must_write_its_name(tmp_path):
+    out = tmp_path / "out"
+    write_report(out, first="1")
+    (out / "second").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match=f"^{out / 'second'}: the command must write"):
+        write_report(out, first="2", second="2")
+    assert (out / "first").read_bytes() == b"1"
+    assert (out / "second").read_bytes() == b"mine"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_a_file_that_comes_at_the_last_moment_is_kept(tmp_path, monkeypatch, platform):
+    out = tmp_path / "out"
+    write_report(out, first="1", second="1")
+    monkeypatch.setattr("transduce.files.sys.platform", platform)
+    monkeypatch.setattr(
+        "transduce.files.sync", lambda _folder: (out / "notes").write_bytes(b"mine")
+    )
+    write_report(out, first="2")
+    assert {path.name for path in out.iterdir()} == {"first", ".made-by", "notes"}
+    assert (out / "notes").read_bytes() == b"mine"
+
+
+def test_a_folder_without_a_list_of_its_files_keeps_other_names(tmp_path):
+    out = tmp_path / "out"
+    write_report(out, first="1")
+    (out / ".made-by").write_text("split\n", encoding="utf-8")
+    (out / "notes").write_bytes(b"mine")
+    write_report(out, first="2")
+    assert (out / "first").read_bytes() == b"2"
+    assert (out / "notes").read_bytes() == b"mine"
+
+
+def test_a_crash_leaves_the_files_of_others(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    write_report(out, first="1")
+    (out / "notes").write_bytes(b"mine")
+
+    def crash(*_paths: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("transduce.files._exchange", crash)
+        with pytest.raises(KeyboardInterrupt):
+            write_report(out, first="2")
+    assert (out / "first").read_bytes() == b"1"
+    assert (out / "notes").read_bytes() == b"mine"

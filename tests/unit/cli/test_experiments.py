@@ -1,16 +1,24 @@
 """Checks of an experiment before its first training, and after its last."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from transduce.cli.experiments import complete, opened, require_possible, sound
+from transduce.cli.experiments import (
+    complete,
+    opened,
+    replace_report,
+    require_possible,
+    sound,
+)
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import choose_hardware
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.run_processes import Experiment, PresetRun
+from transduce.report.report import Report
 
 
 def test_a_row_is_checked_unless_all_its_trainings_have_begun(tmp_path: Path) -> None:
@@ -77,3 +85,15 @@ def test_a_report_in_the_place_of_other_files_is_refused_before_the_work(
     (report / ".made-by").write_text("reproduce scaling\n")
     with opened(tmp_path, "scaling", "scaling.json", "an experiment") as lock:
         assert lock
+
+
+def test_a_report_that_is_written_again_keeps_the_notes_beside_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = Report(title="Scaling", sections=())
+    replace_report(report, {"rows": []}, tmp_path, "scaling")
+    (tmp_path / "report" / "notes.md").write_text("mine", encoding="utf-8")
+    replace_report(report, {"rows": [1]}, tmp_path, "scaling")
+    assert "The report is in" in capsys.readouterr().out
+    assert json.loads((tmp_path / "report" / "scaling.json").read_text())["rows"] == [1]
+    assert (tmp_path / "report" / "notes.md").read_text(encoding="utf-8") == "mine"
