@@ -27,7 +27,7 @@ from transformers import MarianMTModel
 
 from transduce.checkpoint import Checkpoint, load_model, load_tensors, write_model
 from transduce.errors import AccessError, CheckpointError, ConfigError, RequestError
-from transduce.files import atomic_directory, read_json, require_file
+from transduce.files import atomic_directory, read_json, reason, require_file
 from transduce.foreign_models import INDEX, WEIGHTS, require_hugging_face_files
 from transduce.interop.export import Proof, prove, require_short
 from transduce.interop.generation_settings import (
@@ -636,7 +636,8 @@ def _own(path: Path) -> SubwordTokenizer:
         raise
     except Exception as error:  # the library raises bare exceptions
         raise CheckpointError(
-            f"{path}: the tokenizer is missing or damaged ({error}); fetch it again."
+            f"{path}: the tokenizer is missing or damaged ({reason(error)}); fetch it "
+            "again."
         ) from None
     if (own := own_tokenizer(portable)) is None:
         raise RequestError(
@@ -919,8 +920,7 @@ def _theirs(
         model.greedy([], max_length=1)
         return model, tokenizer
     except Exception as error:  # the library raises bare exceptions
-        reason = " ".join(str(error).split())
         raise RequestError(
             f"{origin}: must be what the package `transformers` runs, or there is no "
-            f"proof, but it says: {reason}"
+            f"proof, but it says: {reason(error)}"
         ) from None

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
-from transduce.files import atomic_directory, read_json, require_file
+from transduce.files import atomic_directory, read_json, reason, require_file
 from transduce.foreign_models import DECODER
 from transduce.interop.export import ProofError
 from transduce.interop.marian_conventions import (
@@ -386,15 +386,15 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
                 for name in sorted(names - {OPTIONS})
             }
     except DAMAGE as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        why = reason(error) or type(error).__name__
         raise CheckpointError(
-            f"{path}: the weights are missing or damaged ({reason}); fetch the file "
-            "again."
+            f"{path}: the weights are missing or damaged ({why}); fetch the file again."
         ) from None
     except (MemoryError, RuntimeError) as error:
         # zipfile raises RuntimeError for encrypted entries and unknown compression.
         raise CheckpointError(
-            f"{path}: the weights cannot be read ({error}); fetch the file again."
+            f"{path}: the weights cannot be read ({reason(error)}); fetch the file "
+            "again."
         ) from None
     return options, arrays
 
@@ -917,9 +917,9 @@ def _search(folder: Path, unknown: int) -> SearchConfig:
             bad_words=without_unknown,
         )
     except ConfigError as error:
-        reason = str(error).removesuffix(".")
+        why = str(error).removesuffix(".")
         raise RequestError(
-            f"{folder}: {reason}; change it in its settings, to import the model."
+            f"{folder}: {why}; change it in its settings, to import the model."
         ) from None
 
 

@@ -134,6 +134,13 @@ def test_a_folder_that_transformers_cannot_load_is_refused(folder, refuses):
     )
 
 
+def test_what_transformers_says_is_cut_short(folder, tmp_path):
+    folders.change_settings(folder / "config.json", bos_token_id="a" * 10_000)
+    with pytest.raises(RequestError, match="`transformers` runs") as error:
+        importing.import_model(folder, tmp_path / "out", SENTENCES[:1])
+    assert len(str(error.value)) < 1_000
+
+
 def test_a_tokenizer_that_fails_in_transformers_is_refused(folder, refuses):
     folders.change_settings(folder / "tokenizer_config.json", model_max_length={})
     refuses(RequestError, "what the package `transformers` runs, .* but it says: '>' ")
