@@ -271,6 +271,11 @@ def test_the_encoder_receives_the_mean_gradient_of_half_of_all_attentions() -> N
     torch.testing.assert_close(model.encoder_output.bias.grad, expected)
 
 
+def test_each_decoder_block_has_a_tap(model: Convolutional) -> None:
+    num_blocks = len(model.config.decoder_convolutions)
+    assert len(model.cross_attention_taps) == num_blocks
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_model_computes_in_other_precisions(dtype: torch.dtype) -> None:
     model = Convolutional(CONVOLUTIONAL).eval()
