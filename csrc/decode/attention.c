@@ -189,8 +189,8 @@ TD_INTERNAL void attend(Workspace *work, int64_t row, int64_t entry,
     const float *value = values->data + entry * values->entry_stride;
     float *out = row_of(&work->heads, row);
     pad_slots(work->slots, count);
-    /* A stage runs for all heads before the next one, so that no head waits for its own
-     * stage before. */
+    /* Each stage runs for all heads before the next stage begins, so that no head waits
+     * for its own result of the stage before. */
     for (int64_t head = 0; head < heads; head++) {
         const int64_t first = head * stack->d_k;
         if (additive)

@@ -13,7 +13,7 @@ typedef struct {
     float *attention; /* to which the weights are added, times `share`; or NULL */
     int64_t attention_stride;
     float share;
-    int64_t keys_ahead, values_ahead; /* distance of floats to prefetch */
+    int64_t keys_ahead, values_ahead; /* how far ahead to prefetch, in floats */
 } CrossHead;
 
 /* Sums are separate variables: the compiler would not keep an array in registers. */

@@ -115,7 +115,7 @@ static void end_run(Run *run)
     free_candidates(&run->workspace);
 }
 
-/* Enlarge the buffer of logits to hold the lists of one sentence on each thread. */
+/* Enlarge the buffer to hold the listed logits of one sentence on each thread. */
 static td_status reserve_listed_logits(Run *run)
 {
     const int64_t widest = max_listed(run->decoder->shortlists, run->decoder->model);

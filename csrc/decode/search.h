@@ -75,7 +75,7 @@ struct td_search {
     double *trace_log_probs;
 };
 
-/* Allocate memory of grow_live() for one more step. */
+/* Allocate the memory that grow_live() needs for one more step. */
 td_status reserve_step(td_search *search);
 
 /* Whether scores depend on the coverage of the hypotheses that a step extends. */

@@ -144,8 +144,8 @@ static float sum_of_squares(const float *x, int64_t width, float mean)
     return vec_reduce_add(one + other);
 }
 
-/* Layer norm of a row of any width (Ba et al., 2016). That of training
- * (nn/layer_norm.c) keeps the normalized sums for its backward pass. */
+/* Layer norm of a row of any width (Ba et al., 2016). The layer norm of training
+ * (nn/layer_norm.c) also stores values for its backward pass. */
 static void normalize_row(const float *x, int64_t width, float epsilon,
                           const Norm *norm, float *y)
 {
