@@ -261,8 +261,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
     """Average the weights of checkpoints of one run (section 6.1).
 
-    The step and all else are copied from the newest. Raises `CheckpointError` if there
-    are none, or if they are of different models or runs.
+    All else, such as the step, is copied from the newest. Raises `CheckpointError` if
+    there are none, or if they are of different models or runs.
     """
     if not checkpoints:
         raise CheckpointError(

@@ -33,7 +33,7 @@ def as_report(
 ) -> Report:
     """Report on all heads; `annotated` is for the built-in grammar only.
 
-    `unit` is the unit of the corpus, such as "pair".
+    `unit` names the unit of the corpus, such as "pair".
     """
     sections = [
         Section(title="Heads that follow positions", parts=tuple(_positional(survey))),

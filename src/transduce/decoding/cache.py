@@ -389,7 +389,7 @@ class DecodingState:
 def _continue(
     stored: Shaped[Tensor, "sentences group _"], parents: Int[Tensor, "sentences group"]
 ) -> None:
-    """Replace what each hypothesis of a group has by that of its parent, in place."""
+    """Replace the entries of each hypothesis with its parent's, in place."""
     index = parents[:, :, None].expand_as(stored)
     stored.copy_(stored.gather(1, index))
 

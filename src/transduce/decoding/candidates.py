@@ -1,8 +1,8 @@
 """Candidates of a step: the likeliest next tokens of the hypotheses of a search.
 
-`find_candidates` finds them. `Restrictions` exclude or penalize tokens by those that a
-hypothesis has already: `no_repeat_ngram`, `repetition_penalty` and `bad_words` of
-`SearchConfig` (in the native library csrc/decode/restrictions.c).
+`find_candidates` finds them. `Restrictions` excludes or penalizes tokens, given the
+tokens of a hypothesis so far: `no_repeat_ngram`, `repetition_penalty` and `bad_words`
+of `SearchConfig` (in the native library csrc/decode/restrictions.c).
 
 The native library finds the candidates of logits in fp32 on a CPU, and
 `torch_candidates` all others. All sums run in the order of the vocabulary, so that

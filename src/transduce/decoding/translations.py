@@ -274,7 +274,8 @@ def start_translating(
 def with_available_shortlist(
     config: SearchConfig, shortlist: Shortlist | None
 ) -> SearchConfig:
-    """Return the config; without a shortlist, and with a warning, if there is none."""
+    """Return the config; if the model has no shortlist, warn and set
+    `search.shortlist` to false."""
     if not config.shortlist or shortlist is not None:
         return config
     warn_caller(

@@ -332,10 +332,10 @@ def _require_same_optimizer(start: StartModel, config: RunConfig) -> None:
 
 
 def changed_functions(start: StartModel, config: RunConfig) -> list[str]:
-    """Warnings about settings that change the results of the weights, or have no
-    effect.
+    """Warnings about settings that differ from the start model's, but not its weights.
 
-    Settings of initial weights have no effect.
+    With some, the same weights give other results. Settings of initial weights have no
+    effect.
     """
     messages = []
     for name, (before, now) in differences(start.model.config, config.model).items():

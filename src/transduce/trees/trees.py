@@ -201,7 +201,7 @@ class TreeReader:
         self._line += 1
 
     def finish(self, end: str) -> None:
-        """Raise `DataError` if a tree is still open at the end."""
+        """Raise `DataError` if a tree is still open before `end`: "the file ends"."""
         if self._open:
             root = self._open[0]
             raise DataError(
