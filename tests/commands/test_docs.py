@@ -123,6 +123,13 @@ def test_the_page_of_python_has_the_classes_of_all_results() -> None:
         assert f"::: transduce.{name}\n" in page
 
 
+def test_the_page_of_http_describes_every_field() -> None:
+    page = REFERENCE.http_page()
+    fields = re.findall(r"<dt.*?<code>(\w+)</code>.*?</dt><dd>(.*?)</dd>", page)
+    assert len(fields) == page.count("<dt")
+    assert [name for name, meaning in fields if not meaning] == []
+
+
 JSON_PAGE = ROOT / "docs" / "reference" / "json.md"
 OPEN = {"suspicious", "lengths", "words", "occurrences", "versions"}
 """Fields whose sub-fields are arbitrary names or positions."""

@@ -44,7 +44,13 @@ Alternatives = Annotated[
     BeforeValidator(_no_boolean),
     Field(ge=0, le=MAX_ALTERNATIVES, description="Number of further translations."),
 ]
-FormatName = Annotated[Format, BeforeValidator(_in_lower_case)]
+FormatName = Annotated[
+    Format,
+    BeforeValidator(_in_lower_case),
+    Field(
+        description="Plain text, or HTML, whose tags stay around the words they mark."
+    ),
+]
 """Format in any case, like the codes of languages."""
 ModelNamed = Annotated[
     str | None,
@@ -68,6 +74,9 @@ SplitSentences = Annotated[
         "sentences; otherwise it is one sentence."
     ),
 ]
+LanguageCode = Annotated[str, Field(description="BCP 47 code, such as de.")]
+LanguageName = Annotated[str, Field(description="English name, such as German.")]
+SEARCH_SCORE = "Log-probability divided by the length penalty."
 
 
 def _as_list(given: Any) -> Any:
@@ -113,7 +122,7 @@ class RequestMessage(BaseModel):
 class _TextRequest(RequestMessage):
     """A request with one text."""
 
-    q: str
+    q: Annotated[str, Field(description="The text.")]
 
     @property
     def texts(self) -> list[str]:
@@ -142,15 +151,23 @@ class DetectedLanguage(BaseModel):
     confidence: Annotated[
         float, Field(description="Always 0, since nothing is detected.")
     ]
-    language: str
+    language: Annotated[str, Field(description="Code of the language.")]
 
 
 class TranslateAnswer(BaseModel):
     """Translations, as in LibreTranslate; lists if the texts were a list."""
 
-    translatedText: str | list[str]  # noqa: N815
-    alternatives: list[str] | list[list[str]] | None = None
-    detectedLanguage: DetectedLanguage | list[DetectedLanguage] | None = None  # noqa: N815
+    translatedText: Annotated[  # noqa: N815
+        str | list[str], Field(description="The translation.")
+    ]
+    alternatives: Annotated[
+        list[str] | list[list[str]] | None,
+        Field(description="Further translations, if the request asks for them."),
+    ] = None
+    detectedLanguage: Annotated[  # noqa: N815
+        DetectedLanguage | list[DetectedLanguage] | None,
+        Field(description='Only for the source "auto".'),
+    ] = None
 
 
 class DetectRequest(_TextRequest):
@@ -160,54 +177,75 @@ class DetectRequest(_TextRequest):
 class NamedLanguage(BaseModel):
     """Code and English name of a language; both empty if no model translates."""
 
-    code: str
-    name: str
+    code: LanguageCode
+    name: LanguageName
 
 
 class FrontendLanguages(BaseModel):
     """Languages that are selected when a page opens."""
 
-    source: NamedLanguage
-    target: NamedLanguage
+    source: Annotated[NamedLanguage, Field(description="Always auto.")]
+    target: Annotated[
+        NamedLanguage, Field(description="Target language of the first model.")
+    ]
 
 
 class FrontendSettings(BaseModel):
     """Settings of LibreTranslate's web page, with its field names."""
 
-    apiKeys: bool  # noqa: N815
-    charLimit: int  # noqa: N815
-    filesTranslation: bool = False  # noqa: N815
+    apiKeys: Annotated[  # noqa: N815
+        bool, Field(description="Whether the server has keys.")
+    ]
+    charLimit: Annotated[  # noqa: N815
+        int, Field(description="Maximum number of characters of a request.")
+    ]
+    filesTranslation: Annotated[  # noqa: N815
+        bool, Field(description="Always false: the server does not translate files.")
+    ] = False
     frontendTimeout: Annotated[  # noqa: N815
         int, Field(description="Milliseconds without typing before translating.")
     ] = 500
-    keyRequired: bool  # noqa: N815
-    language: FrontendLanguages
-    suggestions: bool = False
-    supportedFilesFormat: list[str] = []  # noqa: N815
+    keyRequired: Annotated[  # noqa: N815
+        bool, Field(description="Whether a request needs a key.")
+    ]
+    language: Annotated[FrontendLanguages, Field(description="Languages at the start.")]
+    suggestions: Annotated[
+        bool, Field(description="Always false: the server keeps no texts.")
+    ] = False
+    supportedFilesFormat: Annotated[  # noqa: N815
+        list[str], Field(description="Always empty.")
+    ] = []
 
 
 class Language(BaseModel):
     """Source language with its targets, as in LibreTranslate."""
 
-    code: str
-    name: str
-    targets: list[str]
+    code: LanguageCode
+    name: LanguageName
+    targets: Annotated[
+        list[str],
+        Field(description="Codes of its targets; empty if it is only a target."),
+    ]
 
 
 class Model(BaseModel):
     """Served model."""
 
-    name: str
-    task: Literal["translate", "parse"]
-    source: str
-    target: str
+    name: Annotated[str, Field(description="Name in requests to /v1.")]
+    task: Annotated[
+        Literal["translate", "parse"], Field(description="What the model does.")
+    ]
+    source: Annotated[str, Field(description="Code of the source language.")]
+    target: Annotated[
+        str, Field(description="Code of the target language if a request has none.")
+    ]
     targets: Annotated[
         list[str],
         Field(description="Target languages; several of a multilingual model."),
     ]
-    source_name: str
-    target_name: str
-    target_names: Annotated[list[str], Field(description="Those of `targets`.")]
+    source_name: Annotated[str, Field(description="English name of `source`.")]
+    target_name: Annotated[str, Field(description="English name of `target`.")]
+    target_names: Annotated[list[str], Field(description="English names of `targets`.")]
     tags: Annotated[list[str], Field(description="Tags of its training's corpora.")]
 
 
@@ -225,19 +263,25 @@ class StreamRequest(_TextRequest):
 class ScoredText(BaseModel):
     """Translation with its search score."""
 
-    text: str
-    score: Annotated[
-        float, Field(description="Log-probability divided by the length penalty.")
-    ]
+    text: Annotated[str, Field(description="The translation.")]
+    score: Annotated[float, Field(description=SEARCH_SCORE)]
 
 
 class StreamedSegment(BaseModel):
     """Line of a streamed answer; all lines together give the translated text."""
 
-    source: str
-    translation: str
-    score: float | None = None
-    alternatives: list[ScoredText] = []
+    source: Annotated[
+        str, Field(description="Sentence, or the text between two sentences.")
+    ]
+    translation: Annotated[
+        str, Field(description="Its translation; text between sentences is copied.")
+    ]
+    score: Annotated[
+        float | None, Field(description=f"{SEARCH_SCORE} Null if the text is copied.")
+    ] = None
+    alternatives: Annotated[
+        list[ScoredText], Field(description="Further translations, best first.")
+    ] = []
 
 
 class ParseRequest(_TextRequest):
@@ -254,31 +298,33 @@ class ParseRequest(_TextRequest):
 class Leaf(BaseModel):
     """Word with its part of speech."""
 
-    tag: str
-    word: str
+    tag: Annotated[str, Field(description="Part of speech, such as NN.")]
+    word: Annotated[str, Field(description="The word.")]
 
 
 class Constituent(BaseModel):
     """Phrase over the leaves from `start` up to, but not including, `end`."""
 
-    label: str
-    start: int
-    end: int
+    label: Annotated[str, Field(description="Kind of phrase, such as NP.")]
+    start: Annotated[int, Field(description="Index of the first leaf.")]
+    end: Annotated[int, Field(description="Index after the last leaf.")]
 
 
 class StreamedParse(BaseModel):
     """Line of a streamed answer; text between sentences has no tree."""
 
-    source: str
-    tree: Annotated[str | None, Field(description="In brackets.")] = None
-    score: float | None = None
+    source: Annotated[
+        str, Field(description="Sentence, or the text between two sentences.")
+    ]
+    tree: Annotated[str | None, Field(description="Tree in brackets.")] = None
+    score: Annotated[float | None, Field(description=SEARCH_SCORE)] = None
     num_repairs: Annotated[
         int, Field(description="Number of repairs that turn the output into a tree.")
     ] = 0
     is_overlong: Annotated[
         bool, Field(description="Whether it was too long to be read: its tree is flat.")
     ] = False
-    leaves: list[Leaf] = []
+    leaves: Annotated[list[Leaf], Field(description="Words in their order.")] = []
     constituents: Annotated[
         list[Constituent],
         Field(description="An outer one before those inside it; first the root."),
@@ -290,8 +336,10 @@ class ScoreRequest(RequestMessage):
 
     TEXTS = ("source", "target")
 
-    source: Texts
-    target: Texts
+    source: Annotated[Texts, Field(description="Source texts.")]
+    target: Annotated[
+        Texts, Field(description="A target for each source, in the same order.")
+    ]
     model: ModelNamed = None
     target_language: TargetLanguage = None
     tag: CorpusTag = None
@@ -327,9 +375,15 @@ class AttentionRequest(RequestMessage):
 
     TEXTS = ("source", "target")
 
-    source: str
-    target: str
-    kind: AttentionKind = "encoder-decoder"
+    source: Annotated[str, Field(description="The sentence.")]
+    target: Annotated[str, Field(description="Its translation, or its tree.")]
+    kind: Annotated[
+        AttentionKind,
+        Field(
+            description="Self-attention of the encoder or of the decoder, or the "
+            "decoder's attention to the encoder's output."
+        ),
+    ] = "encoder-decoder"
     model: ModelNamed = None
     target_language: TargetLanguage = None
     tag: CorpusTag = None
@@ -342,8 +396,12 @@ class AttentionRequest(RequestMessage):
 class Attention(BaseModel):
     """Attention weights; the first token of each word begins with a space."""
 
-    queries: list[str]
-    keys: list[str]
+    queries: Annotated[
+        list[str], Field(description="Tokens of the positions that attend.")
+    ]
+    keys: Annotated[
+        list[str], Field(description="Tokens of the positions attended to.")
+    ]
     weights: Annotated[
         list[list[list[list[float]]]],
         Field(description="By layer, head, query and key; of a query they sum to 1."),
@@ -353,14 +411,16 @@ class Attention(BaseModel):
 class Health(BaseModel):
     """State of the server: models are loaded and requests are accepted."""
 
-    status: Literal["ok"] = "ok"
-    models: list[str]
+    status: Annotated[
+        Literal["ok"], Field(description="A server that hangs sends a refusal.")
+    ] = "ok"
+    models: Annotated[list[str], Field(description="Names of the models.")]
 
 
 class Refusal(BaseModel):
     """Reason why a request was refused."""
 
-    error: str
+    error: Annotated[str, Field(description="The reason, in a sentence.")]
 
 
 RequestType = TypeVar("RequestType", bound=RequestMessage)
