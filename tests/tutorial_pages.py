@@ -11,9 +11,12 @@ Comments in the page say what a block is:
 In an output, a line of three dots stands for any lines, and the sign … for any text.
 """
 
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +29,8 @@ NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SNIPPET = re.compile(r'^--8<-- "(.*)"$', re.MULTILINE)
 """A file of the repository, which the page includes."""
 ROOT = Path(__file__).parents[1]
-LIMIT_S = 900
+LIMIT_S = 3600
+"""Longest time of a page, against hangs only: other programs may slow a training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,7 @@ def run_page(
     folder: Path,
     environment: Mapping[str, str],
     replaced: Mapping[str, str],
+    limit_s: float = LIMIT_S,
 ) -> Iterator[tuple[Block, Block | None, str]]:
     """Each block that is run, what the page shows of its output, and its output.
 
@@ -82,20 +87,25 @@ def run_page(
                 text = text.replace(old, new)
             script.append(f"exec >{folder}/output.{len(runs)} 2>&1\n{text}")
             runs.append((block, shown))
-    done = subprocess.run(
+    with subprocess.Popen(
         ["bash", "-c", "\n".join(script)],
         cwd=folder,
         env=dict(environment),
-        timeout=LIMIT_S,
-        check=False,
-    )
+        start_new_session=True,
+    ) as started:
+        try:
+            status = started.wait(limit_s)
+        finally:
+            # What still runs would write into the outputs of the next page.
+            with suppress(ProcessLookupError):
+                os.killpg(started.pid, signal.SIGKILL)
     for i, (block, shown) in enumerate(runs):
         output = folder / f"output.{i}"
         printed = output.read_text(encoding="utf-8") if output.exists() else ""
         for old, new in replaced.items():
             printed = printed.replace(new, old)
         yield block, shown, printed
-    assert done.returncode == 0, f"The commands of {page.name} must succeed."
+    assert status == 0, f"The commands of {page.name} must succeed."
 
 
 def difference(shown: Block, printed: str) -> str | None:

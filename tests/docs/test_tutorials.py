@@ -6,7 +6,9 @@ The first trains the quickstart's model, which takes minutes.
 import os
 import re
 import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +50,18 @@ def test_a_page_shows_what_its_commands_print(
         if "transduce quickstart" in block.text:
             [score] = re.findall(r"^BLEU on unseen sentences: (\S+)$", printed, re.M)
             assert float(score) >= LEAST_BLEU
+
+
+def test_nothing_of_a_page_runs_on_after_its_time(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    page = tmp_path / "page.md"
+    command = "sh -c 'sleep 2; echo late >late'"
+    page.write_text(f"<!-- run -->\n```sh\n{command}\n```\n", encoding="utf-8")
+    with pytest.raises(subprocess.TimeoutExpired):
+        list(run_page(page, tmp_path, environment, {}, limit_s=0.5))
+    time.sleep(3)
+    assert not (tmp_path / "late").exists()
 
 
 def _free_port() -> int:
