@@ -103,11 +103,15 @@ def test_pages_fit_the_screen_and_search_works_offline(
         page.locator("label[for=__search]").first.click()
     query.click()
     found = page.locator(".md-search-result__item")
-    for typed in ("warmup", "translate --beam-size"):
-        word, shown = typed.rpartition("-")[2], ""
+    for typed, word in (
+        ("train --from", "transduce train"),
+        ("warmup", "warmup"),
+        ("translate --beam-size", "size"),
+    ):
+        shown = ""
         for _ in range(20):  # input before the index is loaded is ignored
-            query.fill("")
-            query.press_sequentially(typed)
+            query.fill(typed[:-1])
+            query.press(typed[-1])  # the search begins at a key, here the last
             page.wait_for_timeout(250)
             shown = found.first.inner_text().lower() if found.count() else ""
             if word in shown:
