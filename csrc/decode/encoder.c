@@ -6,6 +6,11 @@
 #include "decode/encoder.h"
 #include "parallel.h"
 
+/* Largest number of rows per thread that pass through all layers together, unless one
+ * sentence is longer. The activations of many more would not stay in the second-level
+ * cache from one product to the next. */
+#define ROWS_AT_ONCE 256
+
 TD_INTERNAL td_status check_lengths(const int64_t *lengths, int64_t sentences,
                                     int64_t *tokens, int64_t *longest)
 {
@@ -80,6 +85,43 @@ static void encoder_self_attention(Workspace *work, const Layer *layer,
     add_and_norm(work, &layer->self_norm);
 }
 
+/* Sentences that pass through all layers together, and the sum of their lengths. */
+typedef struct {
+    int64_t sentences, rows;
+} Chunk;
+
+/* The chunk that begins with the first of these sentences: at least one sentence, and
+ * as many more as fit into `max_rows`. */
+static Chunk next_chunk(const int64_t *lengths, int64_t sentences, int64_t max_rows)
+{
+    Chunk chunk = {1, lengths[0]};
+    while (chunk.sentences < sentences &&
+           chunk.rows + lengths[chunk.sentences] <= max_rows)
+        chunk.rows += lengths[chunk.sentences++];
+    return chunk;
+}
+
+/* Compute the states of the sentences of a chunk. */
+static void encode_chunk(Workspace *work, const td_model *model, const int64_t *ids,
+                         const int64_t *lengths, const float *positions, Chunk chunk,
+                         float *states)
+{
+    const Stack *stack = work->stack;
+    const size_t row_bytes = (size_t)stack->d_model * sizeof *states;
+    work->rows = chunk.rows;
+    for (int64_t i = 0, row = 0; i < chunk.sentences; i++)
+        for (int64_t position = 0; position < lengths[i]; position++, row++)
+            embed_row(work, &model->source_embedding, ids[row],
+                      positions + position * stack->d_model, row);
+    for (int64_t i = 0; i < stack->num_layers; i++) {
+        encoder_self_attention(work, stack->layers + i, lengths, chunk.sentences);
+        feed_forward(work, stack->layers + i);
+    }
+    const Matrix *output = sublayer_input(work, &stack->final_norm);
+    for (int64_t row = 0; row < chunk.rows; row++)
+        memcpy(states + row * stack->d_model, row_of(output, row), row_bytes);
+}
+
 TD_INTERNAL td_status encode(const td_model *model, const int64_t *ids,
                              const int64_t *lengths, int64_t sentences, float *states,
                              int num_threads)
@@ -95,21 +137,18 @@ TD_INTERNAL td_status encode(const td_model *model, const int64_t *ids,
         return TD_BAD_TOKEN;
     const Stack *stack = &model->encoder;
     const float *positions = position_rows(model->positions, longest);
+    const int64_t max_rows = max_i64(ROWS_AT_ONCE * num_threads, longest);
     Workspace work;
-    if (!positions || begin_workspace(&work, stack, tokens, longest, num_threads))
+    if (!positions ||
+        begin_workspace(&work, stack, min_i64(tokens, max_rows), longest, num_threads))
         return TD_OUT_OF_MEMORY;
-    for (int64_t i = 0, row = 0; i < sentences; i++)
-        for (int64_t position = 0; position < lengths[i]; position++, row++)
-            embed_row(&work, &model->source_embedding, ids[row],
-                      positions + position * stack->d_model, row);
-    for (int64_t i = 0; i < stack->num_layers; i++) {
-        encoder_self_attention(&work, stack->layers + i, lengths, sentences);
-        feed_forward(&work, stack->layers + i);
+    for (int64_t i = 0, row = 0; i < sentences;) {
+        const Chunk chunk = next_chunk(lengths + i, sentences - i, max_rows);
+        encode_chunk(&work, model, ids + row, lengths + i, positions, chunk,
+                     states + row * stack->d_model);
+        i += chunk.sentences;
+        row += chunk.rows;
     }
-    const Matrix *output = sublayer_input(&work, &stack->final_norm);
-    for (int64_t row = 0; row < tokens; row++)
-        memcpy(states + row * stack->d_model, row_of(output, row),
-               (size_t)stack->d_model * sizeof *states);
     end_workspace(&work);
     return TD_OK;
 }

@@ -100,6 +100,38 @@ static void model_is_near(const td_decode_api *decode, td_model_config config)
     tiny_free(tiny);
 }
 
+/* More rows than the encoder computes at once, and a sentence that is longer than
+ * these: the states are those of each sentence alone. */
+static void many_sentences_are_encoded_as_each_alone(const td_api *api)
+{
+    enum { COUNT = 90, LONG = 700 };
+    TinyModel *tiny = tiny_new(api->decode, tiny_config(), 11);
+    const int64_t d_model = tiny->config.d_model;
+    int64_t own[COUNT], total = 0;
+    for (int64_t i = 0; i < COUNT; i++)
+        total += own[i] = i == COUNT / 2 ? LONG : i * 37 % 61 + 1;
+    int64_t *ids = malloc((size_t)total * sizeof *ids);
+    const size_t bytes = (size_t)(total * d_model) * sizeof(float);
+    float *together = malloc(bytes), *alone = malloc(bytes);
+    for (int64_t i = 0; i < total; i++)
+        ids[i] = random_int(&tiny->seed, 0, tiny->config.vocab_size - 1);
+    for (int64_t i = 0, first = 0; i < COUNT; first += own[i++])
+        CHECK_STATUS(api->decode->encode(tiny->model, ids + first, own + i, 1,
+                                         alone + first * d_model, 1),
+                     TD_OK);
+    for (int num_threads = 1; num_threads <= 2; num_threads++) {
+        memset(together, 0, bytes);
+        CHECK_STATUS(
+            api->decode->encode(tiny->model, ids, own, COUNT, together, num_threads),
+            TD_OK);
+        CHECK(memcmp(together, alone, bytes) == 0);
+    }
+    free(ids);
+    free(together);
+    free(alone);
+    tiny_free(tiny);
+}
+
 /* Weights of a step sum to 1 in each layer, over the tokens of the source alone. */
 static void attention_is_taken(const td_api *api)
 {
@@ -497,6 +529,7 @@ static void refused_memory_is_a_status(const td_api *api)
 int main(void)
 {
     for_each_isa(every_configuration);
+    for_each_isa(many_sentences_are_encoded_as_each_alone);
     for_each_isa(attention_is_taken);
     for_each_isa(joined_sentences_go_on);
     for_each_isa(wrong_calls_change_nothing);
