@@ -779,8 +779,10 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Function that counts the tokens of each text. Counts are additive over texts joined
 by a space."""
 
-QUOTED_END = re.compile(f"(?<=[{UNSPACED_STOPS}])(?![{UNSPACED_STOPS}{CLOSERS}…])")
-"""Pattern of the end of a sentence in a quotation."""
+QUOTED_END = re.compile(
+    rf"(?<=[{UNSPACED_STOPS}])(?![{UNSPACED_STOPS}{CLOSERS}…]|(?<=．)\d)"
+)
+"""Pattern of the end of a sentence in a quotation; not a point within a number."""
 CLAUSE_END = re.compile(r"(?<=[,;:–—]\s)|(?<=[，；：、､،؛፣፤၊᠂])|(?<=……)|(?<=——)")
 # The zero-width space parts words of Khmer, Thai and Burmese, where it is written.
 WORD_END = re.compile(r"(?<=[\s\u200b\u0f0b\u1361])")
