@@ -44,8 +44,8 @@ SCHEDULER_SIGNALS = tuple(
     for name in ("SIGUSR1", "SIGUSR2", "SIGXCPU")
     if hasattr(signal, name)
 )
-"""Signals by which schedulers announce the end of a job, and the kernel the end of the
-CPU time (`ulimit -t`); Windows has none of them."""
+"""Signals by which schedulers announce the end of a job, and the kernel that the CPU
+time is spent (`ulimit -S -t`); Windows has none of them."""
 
 
 def terminations() -> list[signal.Signals]:
