@@ -200,7 +200,7 @@ def aligned_lines(
     """Yield the lines of both sides in step; `DataError` where one side ends first.
 
     Files are paired in order, so that a wrong number of lines is reported for its own
-    file, and does not shift the files after it. `names` names the sides in errors.
+    file, and does not shift the files after it. Errors call the sides `names`.
     """
     sides = " and ".join(names)
     if len(source) != len(target):
@@ -236,8 +236,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 
 
 def stream_lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:
-    """Yield the lines of a stream; `readline` takes a maximum of bytes, like a
-    file's."""
+    """Yield the lines of a stream; `readline` takes a maximum of bytes."""
     limit = MAX_LINE_BYTES + len(BYTE_ORDER_MARK + b"\r\n")
     read = partial(readline, limit)
     for number, part in enumerate(iter(read, b""), start=1):
