@@ -822,6 +822,26 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     return OPTION.sub(unbroken, FORMULA.sub(shown, content))
 
 
+EDGE = re.compile(
+    r"(TokenSet\.prototype\.toString=function\(\)\{.{1,300}?\w\.id)(\}return)"
+)
+"""End of the loop by which the search names a node: label and number of each edge."""
+
+
+def on_post_build(config: Any) -> None:
+    """Separate the edges in the names of nodes in the script of the search.
+
+    Without a separator, the edge 1 to node 23 and the edge 12 to node 3 look alike. The
+    search then merges different nodes, finds words that no page has, and fails: a query
+    such as "table 3" has no result.
+    """
+    [path] = Path(config["site_dir"]).glob("assets/javascripts/workers/search.*.js")
+    script, count = EDGE.subn(r'\1+","\2', path.read_text(encoding="utf-8"))
+    if count != 1:
+        raise ValueError(f"{path}: the names of nodes must be built once, not {count}x")
+    path.write_text(script, encoding="utf-8")
+
+
 def _cell(cell: str) -> str:
     cell = CELL_CODE.sub(_cell_code, cell)
     is_long = len(html.unescape(re.sub(r"<[^>]*>", "", cell))) >= LONG_TEXT

@@ -104,6 +104,7 @@ def test_pages_fit_the_screen_and_search_works_offline(
     query.click()
     found = page.locator(".md-search-result__item")
     for typed, word in (
+        ("table 3", "3"),
         ("train --from", "transduce train"),
         ("warmup", "warmup"),
         ("translate --beam-size", "size"),
