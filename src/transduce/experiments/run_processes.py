@@ -40,7 +40,9 @@ from transduce.experiments.run_folder import (
     WENT_BACK,
     Entry,
     RunFolder,
+    is_run,
     read_tail,
+    settings_of,
 )
 from transduce.files import LEFTOVERS, path_lock, read_json, write_json
 from transduce.machine import Precision, threads_of_each
@@ -149,6 +151,16 @@ class PresetRun:
             f"the run is not tried again; lower `{rate_setting(self.config.training)}` "
             f"in another folder, or remove {self.path} to train it anew."
         )
+
+    def recorded_settings(self) -> RunConfig:
+        """Read the settings of the run; `CheckpointError` if it lacks its record."""
+        if not is_run(self.path):
+            raise CheckpointError(
+                f"{self.path}: must hold a run of the experiment, but lacks "
+                f"{RUN_CONFIG} or the encoded corpus; restore them, or remove the "
+                "folder to train the run again."
+            )
+        return settings_of(self.path)
 
     def last_entry(self, kind: Literal["step", "dev"], *needed: str) -> Entry:
         """Newest log entry of a kind.

@@ -21,7 +21,6 @@ from transduce.device import torch_defaults
 from transduce.errors import counted
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.quickstart import quickstart_files, write_corpus
-from transduce.experiments.run_folder import settings_of
 from transduce.experiments.run_processes import (
     Experiment,
     PresetRun,
@@ -262,7 +261,7 @@ def trained_row(first: ScoresRun, *others: ScoresRun) -> TrainedRow:
         kind=first.kind,
         d_k=first.d_k,
         d_model=first.config.model.d_model,
-        parameters=num_parameters(settings_of(first.path).model),
+        parameters=num_parameters(first.recorded_settings().model),
         seeds=tuple(run.seed for run in runs),
         perplexity=geometric_mean(perplexities),
         perplexities=perplexities,

@@ -525,7 +525,7 @@ def read_results(run: SystemRun | EnsembleRun) -> None:
 
 def _result(runs: Sequence[SystemRun], trials: Trials) -> SystemResult:
     costs = [logged_cost(RunFolder(run.path)) for run in runs]
-    model = settings_of(runs[0].path).model
+    model = runs[0].recorded_settings().model
     return SystemResult(
         system=runs[0].row,
         architecture=architecture_of(model),
@@ -603,7 +603,7 @@ def _scores(
     translated: Sequence[SystemRun | EnsembleRun], run: SystemRun, trials: Trials
 ) -> tuple[ReferenceScore, ...]:
     """Score the translations of each test text; `run` has the settings of scoring."""
-    config = settings_of(run.path)
+    config = run.recorded_settings()
     return tuple(_score(test, translated, config, trials) for test in run.tests)
 
 

@@ -22,7 +22,7 @@ from transduce.errors import ConfigError, TransduceError, counted, unknown_name
 from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
 from transduce.experiments.resuming import refuse_changed_settings
 from transduce.experiments.run_corpus import known_languages
-from transduce.experiments.run_folder import RunFolder, settings_of
+from transduce.experiments.run_folder import RunFolder
 from transduce.experiments.run_processes import (
     Experiment,
     PresetRun,
@@ -311,7 +311,7 @@ def require_same_rows(runs: Sequence[RowRun]) -> None:
         if not run.has_begun:
             continue
         try:
-            settings_of(run.path)
+            run.recorded_settings()
         except TransduceError:
             continue  # the run fails for this reason, without ending the others
         remedy = "give the same settings, or remove this folder to train the run anew"
@@ -463,7 +463,7 @@ def _result(
         row=runs[0].row,
         changes=changes(config, experiment.base),
         seeds=tuple(run.seed for run in runs),
-        parameters=num_parameters(settings_of(runs[0].path).model),
+        parameters=num_parameters(runs[0].recorded_settings().model),
         steps=round(fmean(each["step"] for each in updates)),
         passes=round(fmean(each["epoch"] for each in updates)),
         slowed_seeds=tuple(run.seed for run in runs if run.has_diverged),
