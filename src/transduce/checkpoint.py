@@ -50,6 +50,9 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import (
     FP32,
+    MODEL_FILES,
+    STATE_PROGRESS,
+    STATE_TENSORS,
     WEIGHTS,
     Array,
     ModelDescription,
@@ -170,9 +173,10 @@ def save_model(
 ) -> None:
     """Write a model folder atomically.
 
-    `made_by` and `overwrite` are as in `atomic_directory`.
+    `made_by` and `overwrite` are as in `atomic_directory`. Files of an older folder
+    that are not a model's are kept.
     """
-    with atomic_directory(folder, made_by, overwrite=overwrite) as new:
+    with atomic_directory(folder, made_by, overwrite=overwrite, own=MODEL_FILES) as new:
         write_model(checkpoint, new)
 
 
@@ -301,7 +305,6 @@ def _mean(weights: Sequence[Tensor]) -> Tensor:
 
 RISE = 0.2
 """Rise of the recent loss that may be the beginning of divergence."""
-STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +350,7 @@ class TrainingState:
 
 def save_training(checkpoint: Checkpoint, state: TrainingState, folder: Path) -> None:
     """Write a model and its training state into a folder, atomically."""
-    with atomic_directory(folder) as new:
+    with atomic_directory(folder, own=MODEL_FILES) as new:
         write_model(checkpoint, new)
         save_tensors(state.tensors, new / STATE_TENSORS)
         text = json.dumps(asdict(state.progress)) + "\n"

@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -746,16 +746,50 @@ def _unsaved(
     )
 
 
-def remove_folder(folder: Path) -> None:
+def remove_folder(folder: Path, own: Container[str] | None = None) -> None:
     """Remove a folder; after a crash, no part of it is left under its name.
 
-    A symbolic link is followed: its target is removed and the link stays.
+    A symbolic link is followed: its target is removed and the link stays. Entries whose
+    names are not in `own` move to a folder of the name `NAME-kept` beside it; by
+    default there are none.
     """
     folder = real_path(folder)
+    if own is not None:
+        _set_aside(others_in(folder, own), folder.with_name(f"{folder.name}-kept"))
     going = folder.with_name(f".{folder.name}.transduce-gone")
     _remove(going)
     folder.rename(going)
     _remove(going)
+
+
+def others_in(folder: Path, own: Container[str]) -> list[Path]:
+    """Return the entries of a folder whose names are not in `own`.
+
+    Leftovers of interrupted writes are not among them.
+    """
+    there = set(folder.iterdir()) - set(folder.glob(LEFTOVERS))
+    return sorted(path for path in there if path.name not in own)
+
+
+def _set_aside(paths: Iterable[Path], folder: Path) -> None:
+    """Move files and folders to a folder, under a new name where one is taken."""
+    for path in paths:
+        folder.mkdir(exist_ok=True)
+        names = chain([path.name], (f"{path.name}-{i}" for i in count(2)))
+        free = (folder / name for name in names if not os.path.lexists(folder / name))
+        path.rename(next(free))
+
+
+def clear_written(folder: Path, made_by: str) -> None:
+    """Remove the files that a command wrote into a folder.
+
+    The folder goes, too, unless it holds anything else. `made_by` is as in
+    `atomic_directory`.
+    """
+    with atomic_directory(folder, made_by, overwrite=True):
+        pass
+    if not others_in(folder, {MADE_BY}):
+        remove_folder(folder)
 
 
 def clear_leftovers(parent: Path) -> None:
@@ -807,8 +841,10 @@ def _put_in_place(new: Path, folder: Path, replaced: Container[str] | None) -> N
 
 def _move_late(old: Path, folder: Path, replaced: Container[str] | None) -> None:
     """Move entries from an old folder that are not among those that are replaced."""
-    for path in old.iterdir() if replaced is not None else ():
-        if path.name not in replaced and not os.path.lexists(folder / path.name):
+    for path in old.iterdir():
+        if replaced is None or path.name in replaced:
+            continue
+        if not os.path.lexists(folder / path.name):
             path.rename(folder / path.name)
 
 

@@ -98,6 +98,13 @@ that older versions read the model."""
 MAX_UPDATES = 10**12
 """Upper bound on a model's number of updates; a larger number is damage."""
 MODEL_CONFIG, WEIGHTS = "config.json", "model.safetensors"
+STATE_TENSORS, STATE_PROGRESS = "training.safetensors", "training.json"
+"""Files of a checkpoint of a run that models lack: the state of the training."""
+MODEL_FILES = {
+    *(MODEL_CONFIG, WEIGHTS, TOKENIZER_FILE, SYMBOLS_FILE, DICTIONARY_FILE),
+    *(SHORTLIST_FILE, STATE_TENSORS, STATE_PROGRESS),
+}
+"""Names of all files of a model or of a checkpoint."""
 SUM_BYTES = 8
 """Size of a model's checksum in bytes."""
 SUMMED_WORDS = 1 << 17

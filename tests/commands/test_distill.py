@@ -393,6 +393,46 @@ def test_changed_settings_are_refused_and_by_force_repeat_only_their_steps(
     assert pairs["low-score"] > 0
 
 
+def test_a_setting_that_an_older_version_lacked_had_its_default(
+    succeeds, refuses, teacher, finished
+) -> None:
+    shutil.copytree(finished, "out")
+    record = json.loads(Path("out/settings.json").read_text())
+    del record["student"]["training.cooldown_share"]
+    del record["student"]["training.steps"]
+    del record["translation"]["search"]["no_repeat_ngram"]
+    Path("out/settings.json").write_text(json.dumps(record))
+    message = refuses(*arguments(teacher))  # whose steps are not the default
+    assert message.startswith("out: was begun with student.training.steps 100000, but")
+    record["student"]["training.steps"] = 4
+    Path("out/settings.json").write_text(json.dumps(record))
+    succeeds(*arguments(teacher))
+    assert_same_results("out", finished)
+    message = refuses(*arguments(teacher), "training.cooldown_share=0.5")
+    assert message.startswith("out: was begun with student.training.cooldown_share ")
+
+
+def test_files_that_a_person_put_there_are_kept(
+    succeeds, refuses, teacher, finished
+) -> None:
+    shutil.copytree(finished, "out")
+    notes = [Path("out", name, "notes.md") for name in ("report", "text", "student")]
+    for path in notes:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    succeeds(*arguments(teacher))
+    changed = (*arguments(teacher, "out", "--force"), "training.label_smoothing=0.05")
+    assert refuses(*changed) == (
+        "out/student: only the files of a run can be overwritten by another, but the "
+        "folder also holds notes.md; move it, or choose another folder."
+    )
+    assert weights("out").keys() == weights(finished).keys()
+    notes.pop().unlink()
+    succeeds(*changed)
+    assert [path.read_text() for path in notes] == ["mine", "mine"]
+    assert Path("out/report/distillation.json").is_file()
+
+
 def test_pairs_are_written_anew_for_another_language(
     succeeds, teacher, finished
 ) -> None:

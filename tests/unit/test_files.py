@@ -1056,3 +1056,15 @@ def test_a_crash_leaves_the_files_of_others(tmp_path, monkeypatch):
             write_report(out, first="2")
     assert (out / "first").read_bytes() == b"1"
     assert (out / "notes").read_bytes() == b"mine"
+
+
+def test_a_removed_folder_leaves_the_files_of_others_beside_it(folder, tmp_path):
+    for text in ("first", "second"):
+        folder.mkdir(exist_ok=True)
+        (folder / WEIGHTS).touch()
+        (folder / "notes").write_text(text, encoding="utf-8")
+        remove_folder(folder, {WEIGHTS})
+    kept = folder.with_name(f"{folder.name}-kept")
+    assert not folder.exists()
+    assert contents(kept)["notes"] == b"first"
+    assert contents(kept)["notes-2"] == b"second"

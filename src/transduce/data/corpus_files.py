@@ -524,6 +524,8 @@ def _key(source: str, seed: int) -> bytes:
 def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles | None:
     """Write files as training and dev text to a folder; None if pairs are too few.
 
+    Older files of the same names are replaced.
+
     The dev text of a mixture is held out of its first corpus, and its sources are taken
     out of the others, too. `DataError` if a file cannot be used.
     """
@@ -532,7 +534,7 @@ def hold_out_pairs(files: CorpusFiles, folder: Path, seed: int) -> CorpusFiles |
     choice = choose_dev(files, seed)
     if choice is None:
         return None
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     source, target = files.sides[0]
     dev = _outputs(folder, "dev")
     parts = [_outputs(folder, "training")]

@@ -7,7 +7,6 @@ hypothesis that is closest to the reference (sequence-level interpolation). The 
 of each step is kept in the folder, and the same call continues after an interruption.
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,6 +37,7 @@ from transduce.decoding.translator import Translator, load, require_translation
 from transduce.device import Hardware, choose_hardware
 from transduce.errors import CheckpointError, ConfigError
 from transduce.experiments.distillation_report import (
+    COMMAND,
     STUDENT,
     TEACHER,
     ComparedSystem,
@@ -49,12 +49,18 @@ from transduce.experiments.pipeline import RunObserver, checked_settings, resume
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import ADAPT, RunConfig, require_task
 from transduce.experiments.presets import preset as preset_named
-from transduce.experiments.run_folder import RUN_CONFIG, RunFolder, is_run
+from transduce.experiments.run_folder import (
+    RUN_CONFIG,
+    RunFolder,
+    is_run,
+    require_replaceable_run,
+)
 from transduce.experiments.run_processes import kept_precision
 from transduce.experiments.run_processes import settings as flat_settings
 from transduce.experiments.start_model import batching_for, tokenizer_settings
 from transduce.experiments.synthetic_text import (
     COUNTED,
+    DEFAULT_GENERATION,
     MAX_RATIO,
     TRANSLATIONS,
     Generation,
@@ -74,9 +80,11 @@ from transduce.experiments.train import (
     with_settings,
 )
 from transduce.files import (
+    clear_written,
     path_of,
     read_json,
     remove_folder,
+    require_new_folder,
     require_without,
     write_json,
 )
@@ -457,22 +465,34 @@ class _Steps:
         """Translate, select pairs, train the student, and measure it."""
         settings = self._settings()
         with locked_folder(self._out, settings):
+            report_folder = self._out / REPORT_FOLDER
+            require_new_folder(report_folder, overwrite=True, made_by=COMMAND)
             discard = partial(_discard, self._out, self._pairs)
-            record_settings(self._out, settings, discard, overwrite=overwrite)
+            default = RunConfig(model=type(self._plan.student.model)())
+            record_settings(
+                self._out,
+                settings,
+                discard,
+                overwrite=overwrite,
+                defaults={
+                    "translation": DEFAULT_GENERATION,
+                    "student": flat_settings(default),
+                },
+            )
             files = _text(self._out, self._plan)
             self._translate(files, observer)
             self._translator.close()  # its processes would take the training's cores
             files = self._select(files, observer)
             self._train(files, run_observers)
             report, texts = self._measure(observer)
-            write_report(report, texts, self._out / REPORT_FOLDER)
+            write_report(report, texts, report_folder)
         source, target = self._pairs
         return Distillation(
             student=self._out / STUDENT,
             source=source,
             target=target,
             report=report,
-            report_folder=self._out / REPORT_FOLDER,
+            report_folder=report_folder,
         )
 
     def _settings(self) -> dict[str, dict[str, Any]]:
@@ -540,12 +560,7 @@ class _Steps:
     def _train(self, files: CorpusFiles, observers: Sequence[RunObserver]) -> None:
         """Train the student, or continue its training."""
         run, config = self._out / STUDENT, self._plan.student
-        if run.exists() and not is_run(run) and any(run.iterdir()):
-            raise CheckpointError(
-                f"{run}: must hold the student's run, but lacks {RUN_CONFIG} or the "
-                "encoded corpus; restore them, or remove the folder to train another "
-                "student."
-            )
+        _require_run_or_free(run)
         if not is_run(run):
             encoder, dictionary = self._encoder, None
             if encoder is not None:  # the first teacher's, with its dictionary
@@ -708,15 +723,25 @@ def _discard(out: Path, pairs: tuple[Path, Path], step: str) -> None:
         case "pairs":
             files = {out / PAIRS, *pairs, *old}
         case "student":
+            _require_run_or_free(out / STUDENT)
             if is_run(out / STUDENT):
-                with RunFolder(out / STUDENT).locked():
-                    pass  # no other command is training it
-            for name in (STUDENT, REPORT_FOLDER):
-                if (out / name).exists():
-                    remove_folder(out / name)
+                require_replaceable_run(out / STUDENT)
+                remove_folder(out / STUDENT)
+            if (out / REPORT_FOLDER).exists():
+                clear_written(out / REPORT_FOLDER, COMMAND)
             files = () if old == pairs else old
     for path in files:
         path.unlink(missing_ok=True)
+
+
+def _require_run_or_free(folder: Path) -> None:
+    """Raise `CheckpointError` if the student's folder holds anything but its run."""
+    if folder.exists() and not is_run(folder) and any(folder.iterdir()):
+        raise CheckpointError(
+            f"{folder}: must hold the student's run, but lacks {RUN_CONFIG} or the "
+            "encoded corpus; restore them, or remove the folder to train another "
+            "student."
+        )
 
 
 def _pair_paths(out: Path, languages: LanguagesConfig) -> tuple[Path, Path]:
@@ -754,7 +779,6 @@ def _text(out: Path, plan: DistillationPlan) -> CorpusFiles:
     if not plan.holds_out:
         return files
     # Repeated at each call, as it is quick and a crash may have interrupted it.
-    shutil.rmtree(out / HELD_OUT, ignore_errors=True)
     parts = hold_out_pairs(files, out / HELD_OUT, plan.student.training.seed)
     return parts or files
 

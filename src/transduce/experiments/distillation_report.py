@@ -32,6 +32,8 @@ from transduce.search_config import SearchConfig
 from transduce.text.corpus import read_text, write_lines
 from transduce.text.languages import is_unspaced
 
+COMMAND = "distill"
+"""Command that writes the report, and the translations beside it."""
 NAME = "distillation"
 """Name of the report's files."""
 NUM_TIMED = 100
@@ -287,9 +289,12 @@ def _seconds_by_turns(
 def write_report(
     report: DistillationReport, translations: dict[str, list[str]], out: Path
 ) -> None:
-    """Write the report as Markdown, page and JSON, and the translations beside it."""
+    """Write the report as Markdown, page and JSON, and the translations beside it.
+
+    An older report of the command is replaced.
+    """
     shown = as_report(report)
-    with atomic_directory(out) as folder:
+    with atomic_directory(out, COMMAND, overwrite=True) as folder:
         write_markdown(shown, folder, NAME)
         (folder / f"{NAME}.html").write_text(as_page(shown), encoding="utf-8")
         text = json.dumps(asdict(report), indent=2, ensure_ascii=False) + "\n"

@@ -42,12 +42,12 @@ from transduce.experiments.contradictions import (
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import RunFiles, prepare_run_corpus
 from transduce.files import (
-    LEFTOVERS,
     access_errors,
     atomic_directory,
     atomic_file,
     clear_leftovers,
     named_errors,
+    others_in,
     path_lock,
     read_json,
     remove_folder,
@@ -62,6 +62,7 @@ from transduce.model_folder import (
     AVERAGED,
     BEST,
     CHECKPOINTS,
+    MODEL_FILES,
     STOPPED,
     checkpoints_of,
     newest_first,
@@ -322,7 +323,7 @@ class RunFolder:
         """Rename a damaged checkpoint so that it is kept, but not used."""
         aside = self.path / CHECKPOINTS / f"{DAMAGED}{checkpoint.name}"
         if aside.is_dir():
-            remove_folder(aside)
+            remove_folder(aside, MODEL_FILES)
         aside.parent.mkdir(exist_ok=True)
         checkpoint.rename(aside)
 
@@ -339,7 +340,7 @@ class RunFolder:
         if (self.path / AVERAGED).is_dir():
             earlier = self.path / f"{AVERAGED}-{steps:08d}"
             if earlier.is_dir():
-                remove_folder(earlier)
+                remove_folder(earlier, MODEL_FILES)
             (self.path / AVERAGED).rename(earlier)
         self.log.replace(entries)
         # Then the log. A crash before the next line leaves a line that changes little.
@@ -409,19 +410,34 @@ def require_replaceable_run(path: Path, inputs: Iterable[Path] = ()) -> None:
             f"{path}: only a run can be overwritten by another, but the folder holds "
             "none; choose another."
         )
-    kept = (
-        each.name for glob in (LEFTOVERS, EARLIER_AVERAGES) for each in path.glob(glob)
-    )
-    own = ENTRIES.union(kept)
-    if others := sorted({each.name for each in path.iterdir()} - own):
+    if others := _others_in_run(path):
         raise ConfigError(
             f"{path}: only the files of a run can be overwritten by another, but the "
-            f"folder also holds {others[0]}; move it, or choose another folder."
+            f"folder also holds {others[0].relative_to(path)}; move it, or choose "
+            "another folder."
         )
     require_without(path, inputs)
     require_removable(path)
     with RunFolder(path).locked():  # raises if a process is training the run
         pass
+
+
+def _others_in_run(run: Path) -> list[Path]:
+    """Return what is in the folder of a run, or beside its models, but not the run's.
+
+    The encoded corpus and TensorBoard's logs are not searched.
+    """
+    earlier = sorted(run.glob(EARLIER_AVERAGES))
+    others = others_in(run, ENTRIES.union(each.name for each in earlier))
+    checkpoints = run / CHECKPOINTS
+    saved = set(checkpoints.glob(f"{DAMAGED}step-*")).union(checkpoints_of(run))
+    if checkpoints.is_dir():
+        others += others_in(checkpoints, {each.name for each in saved})
+    named = (run / name for name in (AVERAGED, BEST, STOPPED, START))
+    for model in (*named, *earlier, *sorted(saved)):
+        if model.is_dir():
+            others += others_in(model, MODEL_FILES)
+    return others
 
 
 def _require_run(path: Path) -> None:

@@ -16,7 +16,6 @@ import torch
 
 from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import (
-    STATE_PROGRESS,
     Checkpoint,
     TrainingState,
     average,
@@ -50,6 +49,8 @@ from transduce.model_folder import (
     AVERAGED,
     BEST,
     CHECKPOINTS,
+    MODEL_FILES,
+    STATE_PROGRESS,
     ModelFolder,
     load_dictionary,
     newest_first,
@@ -374,10 +375,10 @@ class RunCheckpoints:
     def drop_old(self) -> None:
         """Remove checkpoints that newer ones replace."""
         if self._folder.stopped.exists():
-            remove_folder(self._folder.stopped)
+            remove_folder(self._folder.stopped, MODEL_FILES)
         num_kept = self._config.training.keep_checkpoints
         for old in self._folder.checkpoints()[:-num_kept]:
-            remove_folder(old)
+            remove_folder(old, MODEL_FILES)
 
     def save_stopped(self, checkpoint: Checkpoint, state: TrainingState) -> None:
         """Save a run that is stopped between checkpoints, replacing the last stop."""
@@ -482,7 +483,7 @@ class FinalModelChoice:
             further = scoring.search(self._trainer, model, scoring.dev_sets[1:])
             if averaged.exists():
                 save_model(with_search_and_shortlist_of(model, averaged), best_folder)
-                remove_folder(averaged)
+                remove_folder(averaged, MODEL_FILES)
             return FinalModel(path=best_folder, num_averaged=1, scores=[best, *further])
         if best and (message := scoring.kept_despite(best, scores[0])):
             self._warn(message)

@@ -502,8 +502,11 @@ def record_settings(
     discard: Callable[[str], object],
     *,
     overwrite: bool,
+    defaults: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Record the settings of each step of a piece of work, in the order of the steps.
+
+    A setting that the record of an older version lacks had its value in `defaults`.
 
     If they differ from those recorded, raises `ConfigError`, or with `overwrite` calls
     `discard` with the name of each step whose result is no longer valid: the first that
@@ -513,7 +516,8 @@ def record_settings(
     record = json.loads(json.dumps({BEGUN_BY: version, **settings}))
     recorded = recorded_settings(folder)
     steps = list(settings)
-    changed = (i for i, name in enumerate(steps) if recorded.get(name) != record[name])
+    known = _known_settings(recorded, record, json.loads(json.dumps(defaults)))
+    changed = (i for i, name in enumerate(steps) if known.get(name) != record[name])
     first = next(changed, len(steps))
     if recorded and recorded[BEGUN_BY]["format"] != FORMAT:
         if not overwrite:
@@ -527,10 +531,31 @@ def record_settings(
     if recorded and first == len(steps):
         return
     if recorded and not overwrite:
-        _refuse_changes(folder, recorded, record)
+        _refuse_changes(folder, known, record)
     for name in reversed(steps[first:]):
         discard(name)
     write_json(folder / SETTINGS, record)
+
+
+def _known_settings(
+    recorded: Mapping[str, Any],
+    requested: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return recorded settings; a requested one that they lack has its default.
+
+    Tables that the record lacks stay missing, such as that of sampling beside a search.
+    """
+    known = dict(recorded)
+    for name, default in defaults.items():
+        there, now = recorded.get(name), requested.get(name)
+        if name not in requested:
+            continue
+        if isinstance(there, dict) and isinstance(now, dict):
+            known[name] = _known_settings(there, now, default)
+        elif name not in recorded and not isinstance(now, dict):
+            known[name] = default
+    return known
 
 
 def _refuse_changes(
@@ -727,7 +752,13 @@ def _back_translate(
             path.unlink(missing_ok=True)
 
     with locked_folder(folder, settings):
-        record_settings(folder, settings, discard, overwrite=overwrite)
+        record_settings(
+            folder,
+            settings,
+            discard,
+            overwrite=overwrite,
+            defaults={"back-translation": DEFAULT_GENERATION},
+        )
         translations, total = folder / TRANSLATIONS, figures.different
         translate_text(text, translations, translator, generation, total, on_progress)
         pairs = write_kept(translations, target, source, drop_worst)
@@ -763,6 +794,13 @@ def _reported_pairs(folder: Path) -> list[Path]:
         and name.startswith(f"{BACK_TRANSLATED}.")
         and name == Path(name).name
     ]
+
+
+DEFAULT_GENERATION = {
+    "search": asdict(SearchConfig()),
+    "sampling": asdict(SamplingConfig()),
+}
+"""Default values of settings that records of older versions lack."""
 
 
 def generation_settings(

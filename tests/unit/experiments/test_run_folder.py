@@ -13,7 +13,9 @@ from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.errors import AccessError, CheckpointError, ConfigError, DataError
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.resuming import refuse_changed_precision
-from transduce.experiments.run_folder import RunFolder
+from transduce.experiments.run_folder import RunFolder, require_replaceable_run
+from transduce.experiments.run_processes import PresetRun
+from transduce.model_folder import MODEL_FILES
 from transduce.settings import apply_assignments
 
 TINY = PRESETS["tiny"]
@@ -321,7 +323,40 @@ def test_a_checkpoint_is_set_aside_again_where_open_files_stay(
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     for number in range(3):
         run.checkpoint(1).mkdir(parents=True)
-        (run.checkpoint(1) / f"{number}").touch()
+        name = sorted(MODEL_FILES)[number]
+        (run.checkpoint(1) / name).touch()
         run.set_aside(run.checkpoint(1))
         [aside] = run.path.glob("checkpoints/damaged-*")
-        assert [each.name for each in aside.iterdir()] == [f"{number}"]
+        assert [each.name for each in aside.iterdir()] == [name]
+
+
+@pytest.mark.parametrize(
+    "name", ["notes", "checkpoints/mine", "averaged/notes", "checkpoints/step-1/notes"]
+)
+def test_a_run_is_not_overwritten_together_with_a_persons_file(
+    run: RunFolder, name: str
+) -> None:
+    (run.path / "config.json").touch()
+    name = name.replace("step-1", run.checkpoint(1).name)
+    run.checkpoint(1).mkdir(parents=True)
+    (run.checkpoint(1) / "training.json").touch()
+    require_replaceable_run(run.path)
+    (run.path / name).parent.mkdir(exist_ok=True)
+    (run.path / name).touch()
+    with pytest.raises(ConfigError, match=f"the folder also holds {name}; move it"):
+        require_replaceable_run(run.path)
+
+
+def test_an_experiments_run_without_its_record_is_to_be_restored_or_removed(
+    tmp_path: Path,
+) -> None:
+    run = PresetRun(
+        row="A", preset="tiny", seed=1, config=PRESETS["tiny"], folder=tmp_path
+    )
+    run.path.mkdir(parents=True)
+    with pytest.raises(CheckpointError) as error:
+        run.recorded_settings()
+    assert str(error.value) == (
+        f"{run.path}: must hold a run of the experiment, but lacks config.json or the "
+        "encoded corpus; restore them, or remove the folder to train the run again."
+    )
