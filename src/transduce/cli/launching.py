@@ -20,6 +20,7 @@ from transduce.cli.terminal import PROGRAM, program
 from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.machine import num_cores, threads_of_each
+from transduce.model_folder import newest_first
 from transduce.processes import (
     end_with_parent,
     environment_of_python,
@@ -255,6 +256,5 @@ def naming_resume_command(
             raise  # before the run existed
         if not isinstance(error, KeyboardInterrupt):
             raise type(error)(f"{error} {how}") from None
-        raise TrainingStoppedError(
-            f"Interrupted; the last checkpoint is kept. {how}"
-        ) from None
+        kept = "last checkpoint" if newest_first(out) else "prepared corpus"
+        raise TrainingStoppedError(f"Interrupted; the {kept} is kept. {how}") from None

@@ -18,6 +18,7 @@ from transduce.cli.launching import (
 )
 from transduce.cli.train import command_of
 from transduce.errors import ConfigError
+from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.processes import PYTHON
 from transduce.training.data_parallel import LOST, ProcessGroup, ProcessLostError
 from transduce.training.trainer import TrainingStoppedError
@@ -92,6 +93,25 @@ def test_no_command_resumes_a_run_that_does_not_exist_yet(tmp_path, error):
     with pytest.raises(error) as ended, naming_resume_command(tmp_path / "new"):
         raise error("Ended.")
     assert str(ended.value) == "Ended."
+
+
+@pytest.mark.parametrize(
+    ("saved", "kept"),
+    [
+        (None, "prepared corpus"),
+        ("checkpoints/step-00000002", "last checkpoint"),
+        ("stopped", "last checkpoint"),
+    ],
+)
+def test_an_interruption_names_what_is_kept(tmp_path, saved, kept):
+    (tmp_path / RUN_CONFIG).touch()
+    if saved is not None:
+        (tmp_path / saved).mkdir(parents=True)
+    with (
+        pytest.raises(TrainingStoppedError, match=f"^Interrupted; the {kept} is kept"),
+        naming_resume_command(tmp_path),
+    ):
+        raise KeyboardInterrupt
 
 
 def test_a_process_names_the_command_that_started_it(monkeypatch, tmp_path, capfd):
