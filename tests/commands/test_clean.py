@@ -21,6 +21,7 @@ from transduce.errors import ConfigError
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.model_folder import open_model
+from transduce.text.corpus import BYTE_ORDER_MARK, read_text
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 
@@ -57,6 +58,19 @@ def test_the_report_counts_the_reasons(
     ]
     assert f"train --source {out}/my.en --target {out}/my.de" in said
     assert (out / "my.de").read_text() == "Ein Hund bellt.\neine Katze\n"
+
+
+def test_a_kept_line_is_read_as_from_the_corpus(
+    succeeds: Callable[..., str], my_corpus: tuple[object, ...], tmp_path: Path
+) -> None:
+    for name in ("my.en", "my.de"):  # begun by two marks, and ended by CR CR LF
+        text = (tmp_path / name).read_bytes().replace(b"\n", b"\r\r\n")
+        (tmp_path / name).write_bytes(BYTE_ORDER_MARK * 2 + text)
+    off = ("--off", "line-separator", "duplicate", "markup")
+    succeeds("clean", *my_corpus, "--out", tmp_path / "out", *off)
+    for name in ("my.en", "my.de"):
+        given, kept = tmp_path / name, tmp_path / "out" / name
+        assert list(read_text([kept])) == list(read_text([given]))
 
 
 def test_the_printed_command_quotes_its_files(

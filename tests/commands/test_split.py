@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from transduce.text.corpus import BYTE_ORDER_MARK, read_text
+
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
 FEW = ("--set", "training.steps=2", "training.checkpoint_steps=1")
 WORDS = ["dog", "cat", "house", "lamp", "tree", "book", "child", "river", "road", "cup"]
@@ -54,6 +56,19 @@ def test_a_corpus_is_split_into_files_that_can_be_trained_on(
     dev = ("--dev-source", out / "dev.en", "--dev-target", out / "dev.de")
     said = succeeds(*TINY, *FEW, *train, *dev, "--out", tmp_path / "run")
     assert "Dev pairs: 40 of 40 pairs kept " in said
+
+
+def test_every_line_is_read_from_a_part_as_from_the_corpus(
+    succeeds: Callable[..., str], my_corpus: tuple[Path, Path], tmp_path: Path
+) -> None:
+    for side in my_corpus:  # begun by two byte order marks, and ended by CR CR LF
+        text = side.read_bytes().replace(b"\n", b"\r\r\n")
+        side.write_bytes(BYTE_ORDER_MARK * 2 + text)
+    out = tmp_path / "parts"
+    succeeds("split", *files(my_corpus), "--dev", 40, "--out", out)
+    for side in my_corpus:
+        parts = [out / f"{name}{side.suffix}" for name in ("train", "dev")]
+        assert sorted(read_text(parts)) == sorted(read_text([side]))
 
 
 def test_an_existing_folder_is_replaced_by_force_only(

@@ -55,6 +55,7 @@ from transduce.text.corpus import (
     Line,
     aligned_lines,
     full_windows,
+    line_in_file,
     read_text,
 )
 from transduce.text.languages import LanguagesConfig, guess
@@ -807,10 +808,11 @@ def _write(
             counts[pair.code] += 1
             rank = scored.write(row, pair.source, is_kept=pair.code == 0)
             if pair.code == 0:
-                kept[pair.file] += 1
+                is_first = kept[pair.file] == 0
                 source_file, target_file = outputs[pair.file]
-                source_file.write(pair.source.content + b"\n")
-                target_file.write(pair.target.content + b"\n")
+                source_file.write(line_in_file(pair.source.content, is_first=is_first))
+                target_file.write(line_in_file(pair.target.content, is_first=is_first))
+                kept[pair.file] += 1
             else:
                 detail = details.of_dropped(row, pair, rank)
                 dropped.write(_record(pair, detail))

@@ -31,6 +31,7 @@ from transduce.text.corpus import (
     STANDARD_INPUT,
     SentencePair,
     aligned_lines,
+    line_in_file,
     read_pairs,
     read_text,
     require_text,
@@ -583,10 +584,7 @@ def write_split(
     counts, written = [0] * len(outputs), set[str]()
     with ExitStack() as stack:
         files = [
-            [
-                stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
-                for path in sides
-            ]
+            [stack.enter_context(path.open("wb")) for path in sides]
             for sides in outputs
         ]
         for pair in read_pairs(source, target):
@@ -599,10 +597,10 @@ def write_split(
             number = 0 if part is None else part + 1
             if number >= len(outputs):
                 continue
+            is_first, (source_file, target_file) = counts[number] == 0, files[number]
+            source_file.write(line_in_file(pair.source.encode(), is_first=is_first))
+            target_file.write(line_in_file(pair.target.encode(), is_first=is_first))
             counts[number] += 1
-            source_file, target_file = files[number]
-            source_file.write(pair.source + "\n")
-            target_file.write(pair.target + "\n")
     return counts
 
 

@@ -229,10 +229,21 @@ def read_pairs(
         yield SentencePair(source=source_line.text(), target=target_line.text())
 
 
+def line_in_file(content: bytes, *, is_first: bool) -> bytes:
+    """Return a line with its end, as a file has it: `read_lines` then yields `content`.
+
+    A line that ends in CR gets CRLF, since its CR and LF would be a line end, and a
+    first line that begins with a byte order mark gets another one.
+    """
+    mark = BYTE_ORDER_MARK if is_first and content.startswith(BYTE_ORDER_MARK) else b""
+    return mark + content + (b"\r\n" if content.endswith(b"\r") else b"\n")
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write lines, each ended by LF."""
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(line + "\n" for line in lines)
+    """Write lines, which `read_lines` then reads unchanged."""
+    with path.open("wb") as file:
+        for number, line in enumerate(lines):
+            file.write(line_in_file(line.encode(), is_first=number == 0))
 
 
 def stream_lines(readline: Callable[[int], bytes], path: Path) -> Iterator[Line]:

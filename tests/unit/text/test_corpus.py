@@ -439,9 +439,14 @@ def test_a_damaged_compressed_file_is_reported(file, name, compress, damage):
 
 
 def test_written_lines_are_read_back(file, tmp_path):
-    lines = ["", "ä\u2028b", "a\u0085b\fc", "d "]
+    lines = ["", "ä\u2028b", "a\u0085b\fc", "d ", "e\r", "\r", "f\r\r", "\ufeffg"]
     write_lines(tmp_path / "text", lines)
     assert texts(tmp_path / "text") == lines
+
+
+def test_a_byte_order_mark_of_the_first_line_is_read_back(tmp_path):
+    write_lines(tmp_path / "text", ["\ufeffa", "b"])
+    assert texts(tmp_path / "text") == ["\ufeffa", "b"]
 
 
 def test_lines_are_written_with_lf(tmp_path):
