@@ -211,8 +211,11 @@ suffices for proportions."""
 
 @dataclass(slots=True)
 class TextFigures:
-    """Numbers of words and characters in the lines of a side."""
+    """Numbers of words, characters and tabs in the lines of a side."""
 
+    lines: int = 0
+    tabbed: int = 0
+    """Number of lines with a tab."""
     words: int = 0
     """Number of words, separated by spaces."""
     characters: int = 0
@@ -220,6 +223,8 @@ class TextFigures:
     """Number of letters of scripts without spaces."""
 
     def add(self, text: str) -> None:
+        self.lines += 1
+        self.tabbed += "\t" in text
         self.words += len(text.split())
         self.characters += len(text)
         if not text.isascii():

@@ -82,7 +82,8 @@ REMEDIES = {
 }
 """Remedy for each kind of suspicious character, worst first."""
 NOTEWORTHY = 0.01
-"""Share of unusual pairs above which a warning is given: every corpus has a few."""
+"""Share of unusual pairs or lines above which a warning is given: every corpus has a
+few."""
 CHARACTERS_PER_TOKEN, SYMBOLS_PER_WORD = 5, 3
 """Rough numbers to estimate a corpus's tokens before it has a tokenizer."""
 MANY_EPOCHS = 100
@@ -634,7 +635,14 @@ def _text_advice(name: str, split: SplitReport) -> Iterator[Advice]:
 
 
 def _word_advice(name: str, side: SideReport) -> Iterator[Advice]:
-    """Advice about missing or unusual spaces, and about unknown characters."""
+    """Advice about tabs, missing or unusual spaces, and unknown characters."""
+    if side.tabbed >= NOTEWORTHY:
+        yield Advice(
+            problem=f"{percent(side.tabbed, 1)} of the training {name}'s lines hold a "
+            "tab",
+            remedy="if tabs separate columns, give the source and the target as two "
+            "files, such as by cut -f1 and cut -f2; otherwise replace them by spaces",
+        )
     letters = side.characters / max(side.words, 1)
     is_unspaced = side.unspaced_letters > side.characters / 2
     if not is_unspaced and letters > LONG_WORD:

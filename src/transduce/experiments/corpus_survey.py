@@ -132,6 +132,8 @@ class SideReport:
     """Lines with suspicious characters, by their kind."""
     cut: Occurrences
     """Lines whose words another program has cut into sub-words."""
+    tabbed: float
+    """Share of lines with a tab."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,6 +356,7 @@ class Survey:
             invalid=counts.invalid.finding(),
             suspicious={kind: tally.finding() for kind, tally in counts.marks.items()},
             cut=counts.cut.finding(),
+            tabbed=counts.figures.tabbed / max(counts.figures.lines, 1),
         )
 
     def report(self) -> SplitReport:

@@ -529,6 +529,25 @@ def test_a_few_marks_of_sub_words_are_no_sign_of_them(check):
     assert "sub-words" not in _problems(report)
 
 
+def test_columns_in_one_file_are_reported(check, files, tmp_path):
+    sides = [b"a run\tein Lauf"] * 3, [b"ein Lauf"] * 3
+    problem = "100.0% of the training source's lines hold a tab"
+    assert problem in _problems(check(*sides))
+    written = files(*sides)
+    (tmp_path / "run").mkdir()
+    prepared = prepare(written, TINY.tokenizer, 256, tmp_path / "run")
+    found = check_prepared(tmp_path / "run", prepared, TINY, "translation")
+    assert problem in _problems(found)
+    [advice] = [each for each in advise(found) if each.problem == problem]
+    assert "two files, such as by cut -f1" in advice.remedy
+
+
+def test_a_few_tabs_are_no_columns(check):
+    report = check([b"a run"] * 300, [b"ein\tLauf", *[b"ein Lauf"] * 299])
+    assert report.training.target.tabbed == pytest.approx(1 / 300)
+    assert "hold a tab" not in _problems(report)
+
+
 def test_a_vocabulary_too_small_for_the_characters_is_reported(check):
     han = [chr(0x4E00 + 9 * i) * 3 for i in range(300)]
     report = check([b"one"] * 300, [text.encode() for text in han])
