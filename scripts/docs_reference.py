@@ -786,12 +786,21 @@ FORMULA = re.compile(
     re.DOTALL,
 )
 
+LETTERS = re.compile(r'(?:<mi mathvariant="normal">\w</mi>){2,}')
+"""A name such as softmax, as the converter writes it: letter by letter."""
+FUNCTION = re.compile(
+    r"(?P<before><msub>|</mi>)?(?P<name><mi>(?:sin|cos|log|ln)</mi>)(?P<after>(?=<m[in]>))?"
+)
+"""A function, and whether its base or a factor is before it, an argument after it."""
+SPACE = '<mspace width="0.17em"></mspace>'
+
 OPTION = re.compile(
     r"<pre\b.*?</pre>|<[^>]*>|(?P<option>(?<![\w-])--[a-z][\w-]*)", re.DOTALL
 )
 """An option in running text, or what is skipped: blocks of code, and tags."""
 
 CELL = re.compile(r"<t[dh]\b.*?</t[dh]>", re.DOTALL)
+EMPTY_TITLE = re.compile(r"<th\b[^>]*>\s*</th>")
 CELL_CODE = re.compile(r"<code>(.*?)</code>", re.DOTALL)
 LONGEST_CODE = 40
 """Most characters of code that a cell of a table keeps on one line."""
@@ -811,6 +820,7 @@ def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:
     def shown(match: re.Match[str]) -> str:
         display = "inline" if match["tag"] == "span" else "block"
         formula = convert(html.unescape(match["formula"]).strip(), display=display)
+        formula = FUNCTION.sub(_with_space, LETTERS.sub(_as_word, formula))
         # A block of its own: it scrolls where the page is too narrow.
         return f'<p class="formula">{formula}</p>' if display == "block" else formula
 
@@ -842,7 +852,28 @@ def on_post_build(config: Any) -> None:
     path.write_text(script, encoding="utf-8")
 
 
+def _as_word(letters: re.Match[str]) -> str:
+    """A name in one element, which a screen reader does not spell."""
+    return f"<mi>{re.sub('<[^>]*>', '', letters[0])}</mi>"
+
+
+def _with_space(found: re.Match[str]) -> str:
+    """A function with the space that separates it from letters and numbers."""
+    before, name, after = found["before"] or "", found["name"], found["after"]
+    if before == "<msub>":  # what follows is the base of the logarithm
+        return found[0]
+    left = SPACE if before else ""
+    return f"{before}{left}{name}{'' if after is None else SPACE}"
+
+
+def on_post_page(output: str, page: Any, config: Any) -> str:
+    """Name the dialog of the search, which the theme leaves without a name."""
+    return output.replace(' role="dialog">', ' role="dialog" aria-label="Search">', 1)
+
+
 def _cell(cell: str) -> str:
+    if EMPTY_TITLE.fullmatch(cell):  # it is no title of its column
+        return "<td></td>"
     cell = CELL_CODE.sub(_cell_code, cell)
     is_long = len(html.unescape(re.sub(r"<[^>]*>", "", cell))) >= LONG_TEXT
     return cell.replace("<td", '<td class="text"', 1) if is_long else cell

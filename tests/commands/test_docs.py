@@ -224,3 +224,25 @@ def test_a_cell_of_long_text_is_marked_to_get_room_on_narrow_screens() -> None:
     content = f"<table><tr><td>12</td><td>{'word ' * 20}</td></tr></table>"
     shown = REFERENCE.on_page_content(content, None, None, None)
     assert '<td>12</td><td class="text">word' in shown
+
+
+def test_a_column_without_a_title_has_no_empty_header() -> None:
+    content = "<table><tr><th></th><th>BLEU</th></tr></table>"
+    shown = REFERENCE.on_page_content(content, None, None, None)
+    assert shown == "<table><tr><td></td><th>BLEU</th></tr></table>"
+
+
+def test_a_formula_has_a_name_of_several_letters_in_one_element() -> None:
+    content = r'<span class="arithmatex">\(\mathrm{softmax}(Q)\)</span>'
+    shown = REFERENCE.on_page_content(content, None, None, None)
+    assert "<mi>softmax</mi>" in shown
+    assert "<mi>Q</mi>" in shown
+
+
+def test_a_function_in_a_formula_is_separated_from_its_factor_and_argument() -> None:
+    content = r'<span class="arithmatex">\(a\sin b + \log_k n + \cos(x)\)</span>'
+    shown = REFERENCE.on_page_content(content, None, None, None)
+    space = REFERENCE.SPACE
+    assert f"<mi>a</mi>{space}<mi>sin</mi>{space}<mi>b</mi>" in shown
+    assert "<msub><mi>log</mi><mi>k</mi></msub>" in shown
+    assert "<mi>cos</mi><mo" in shown

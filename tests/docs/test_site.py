@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 ROOT = Path(__file__).parents[2]
+AXE_RULES = [
+    *("color-contrast", "aria-dialog-name", "empty-table-header", "heading-order"),
+    *("image-alt", "label", "link-in-text-block", "scrollable-region-focusable"),
+]
+"""Rules of axe that pages must follow, whatever the theme does elsewhere."""
+UNREACHABLE = """() => [...document.querySelectorAll(
+    ".md-typeset__scrollwrap, .md-typeset pre > code, .md-typeset .formula"
+)].filter(each => each.scrollWidth > each.clientWidth && each.tabIndex < 0)
+  .map(each => each.textContent)"""
+"""Parts that scroll, but that the keyboard does not reach."""
+MATH_FONTS = ("Latin Modern Math", "STIX Two Math", "DejaVu Math TeX Gyre")
+"""Fonts of Linux with brackets that stretch."""
 
 
 class _Page(HTMLParser):
@@ -82,6 +94,8 @@ def test_pages_load_nothing_from_the_network(pages: dict[Path, _Page]) -> None:
 def test_pages_fit_the_screen_and_search_works_offline(
     site: Path, browser: "Browser", colours: Any, width: int
 ) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
     context = browser.new_context(
         viewport={"width": width, "height": 900}, color_scheme=colours, offline=True
     )
@@ -95,9 +109,12 @@ def test_pages_fit_the_screen_and_search_works_offline(
 
     page.on("requestfailed", note_failure)
     page.on("pageerror", lambda error: wrong.append(str(error)))
-    for name in ("index", "reference/settings", "tutorials/two-files"):
+    for name in ("index", "rivals", "reference/settings", "tutorials/two-files"):
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(UNREACHABLE) == []
+        found_faults = Axe().run(page, options={"runOnly": AXE_RULES})
+        assert found_faults.response["violations"] == []
     query = page.locator("input[data-md-component=search-query]")
     if width < 600:
         page.locator("label[for=__search]").first.click()
@@ -120,3 +137,17 @@ def test_pages_fit_the_screen_and_search_works_offline(
         assert word in shown, f"{typed}: {shown}"
     assert wrong == []
     context.close()
+
+
+def test_brackets_of_a_fraction_stretch(site: Path, browser: "Browser") -> None:
+    known = subprocess.run(["fc-list", ":", "family"], capture_output=True, text=True)
+    if not any(font in known.stdout for font in MATH_FONTS):
+        pytest.skip("needs a font for mathematics")
+    page = browser.new_page()
+    page.goto((site / "paper" / "3-2-attention.html").as_uri())
+    bracket = page.locator("p.formula mo[stretchy=true]").first.bounding_box()
+    fraction = page.locator("p.formula mfrac").first.bounding_box()
+    assert bracket is not None
+    assert fraction is not None
+    assert bracket["height"] >= 0.9 * fraction["height"]
+    page.close()
