@@ -30,11 +30,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from joining import join_text
 from machine import describe_machine, memory_of
 
 from transduce.decoding.translator import load
 from transduce.machine import num_cores
-from transduce.text.splitting import join_text, sentences, split_text
+from transduce.text.splitting import sentences, split_text
 
 MAX_LINES = 4
 MAX_READ = 4_000

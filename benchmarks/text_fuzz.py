@@ -33,6 +33,7 @@ from typing import Any
 from urllib.parse import quote
 
 import html5lib
+from joining import join_html, join_text
 from machine import describe_machine
 from starlette.requests import Request
 
@@ -41,8 +42,8 @@ from transduce.serving.admission import Admission, AdmissionConfig
 from transduce.serving.messages import FORM, JSON, RefusedError, TranslateRequest
 from transduce.text.corpus import read_text
 from transduce.text.inline_tags import links_by_place
-from transduce.text.markup import join_html, split_html
-from transduce.text.splitting import join_text, sentences, split_long, split_text
+from transduce.text.markup import split_html
+from transduce.text.splitting import sentences, split_long, split_text
 from transduce.text.tokenizer import learn_tokenizer, normalize
 from transduce.text.vocabulary import TokenizerConfig
 from transduce.trees.penn_words import penn_words

@@ -36,7 +36,6 @@ from transduce.text.splitting import (
     has_written_space,
     is_wide_space,
     sentence_spans,
-    spaces_before,
 )
 
 HIDDEN = RUBY_PARTS | {"", "noembed", "noscript", "script", "style", "template", "wbr"}
@@ -114,21 +113,6 @@ def written_html(
     if links is None:
         links = links_by_place(segment.sentence, translation, segment.tags or ())
     return with_tags(segment.tags or (), segment.sentence, translation, links)
-
-
-def join_html(
-    segments: Sequence[Segment],
-    translations: Sequence[str],
-    links: Sequence[WordLinks | None] | None = None,
-) -> str:
-    """Join segments to HTML with each sentence's translation and links, if known."""
-    found = iter(zip(translations, links or [None] * len(translations), strict=True))
-    return "".join(
-        space + (written_html(each, *next(found)) if each.is_sentence else each.copied)
-        for each, space in zip(
-            segments, spaces_before(segments, translations), strict=True
-        )
-    )
 
 
 class _TagRun:

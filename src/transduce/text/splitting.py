@@ -689,17 +689,6 @@ def sentences(segments: Sequence[Segment]) -> list[str]:
     return [each.sentence for each in segments if each.sentence is not None]
 
 
-def join_text(segments: Sequence[Segment], translations: Sequence[str]) -> str:
-    """Join the segments, each sentence replaced by its translation."""
-    found = iter(translations)
-    return "".join(
-        space + (next(found) if each.is_sentence else each.copied)
-        for each, space in zip(
-            segments, spaces_before(segments, translations), strict=True
-        )
-    )
-
-
 class Spacing:
     """Space between the sentences of a translation.
 
@@ -733,19 +722,6 @@ class Spacing:
                 return space or segment.text
             return segment.text if space or not (before and after) else ""
         return space_between(before, after) if segment.is_adjacent else ""
-
-
-def spaces_before(
-    segments: Sequence[Segment], translations: Sequence[str]
-) -> list[str]:
-    """Return the space to write before each segment, or instead of it if it is one."""
-    found, spacing = iter(translations), Spacing()
-    spaces, after = [], next(found, "")
-    for each in segments:
-        spaces.append(spacing.space_before(each, after))
-        if each.is_sentence:
-            after = next(found, "")
-    return spaces
 
 
 def space_of(text: str, start: int, end: int) -> list[Segment]:

@@ -5,9 +5,10 @@ import html5lib
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from joining import join_html
 
 from transduce.text.inline_tags import WordLinks, links_by_place, units
-from transduce.text.markup import join_html, split_html
+from transduce.text.markup import split_html
 from transduce.text.splitting import sentences
 
 TEXTS = st.text(alphabet="aB .!?\n\r\t\u00a0。」<>&;'\"/-p", max_size=60)

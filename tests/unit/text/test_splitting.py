@@ -6,12 +6,12 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from joining import join_text
 
 from transduce.text import splitting as module
 from transduce.text.inline_tags import is_within_word
 from transduce.text.splitting import (
     Segment,
-    join_text,
     sentences,
     split_long,
     split_text,
