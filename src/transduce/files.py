@@ -324,14 +324,16 @@ def _keep_others(folder: Path, new: Path, own: Container[str] | None) -> set[str
     a folder without a list. Names of the new folder's files are the project's then.
 
     Returns the names of all entries. Raises `ConfigError` if the new folder has
-    something else of the same name.
+    something else of the same name, and `AccessError` for a file of another user that
+    this user cannot read.
     """
     there = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in there:
         if own is not None and path.name in own:
             continue
         if not os.path.lexists(new / path.name):
-            _link_or_copy(path, new / path.name)
+            with access_errors(path):
+                _link_or_copy(path, new / path.name)
         elif own is not None:
             raise ConfigError(
                 f"{path}: the command must write a file of this name, but it did not "

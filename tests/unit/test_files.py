@@ -1068,3 +1068,19 @@ def test_a_removed_folder_leaves_the_files_of_others_beside_it(folder, tmp_path)
     assert not folder.exists()
     assert contents(kept)["notes"] == b"first"
     assert contents(kept)["notes-2"] == b"second"
+
+
+def test_a_file_of_another_user_that_cannot_be_kept_is_named(tmp_path, monkeypatch):
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise PermissionError(errno.EACCES, "refused")
+
+    out = tmp_path / "out"
+    write_report(out, first="1")
+    (out / "notes").write_bytes(b"theirs")
+    monkeypatch.setattr("transduce.files.os.link", refuse)
+    monkeypatch.setattr("transduce.files.shutil.copy2", refuse)
+    with pytest.raises(AccessError, match=f"^{out / 'notes'}: cannot be read"):
+        write_report(out, first="2")
+    assert (out / "first").read_bytes() == b"1"
+    assert (out / "notes").read_bytes() == b"theirs"
+    assert list(tmp_path.iterdir()) == [out]
