@@ -302,7 +302,7 @@ def _read_made_by(out: Path) -> tuple[str | None, frozenset[str] | None]:
         text = read_bounded(out / MADE_BY).strip()
     except (OSError, ValueError):  # without the file, or damaged
         return None, None
-    command, *lines = text.split("\n")
+    command, *lines = map(str.strip, text.split("\n"))  # Windows ends lines by "\r\n"
     try:
         names = frozenset(map(str, map(parse_json, lines)))
     except ValueError:
@@ -332,29 +332,35 @@ def _keep_others(folder: Path, new: Path, own: Container[str] | None) -> set[str
         if own is not None and path.name in own:
             continue
         if not os.path.lexists(new / path.name):
-            with access_errors(path):
-                _link_or_copy(path, new / path.name)
+            _link_or_copy(path, new / path.name)
         elif own is not None:
             raise ConfigError(
                 f"{path}: the command must write a file of this name, but it did not "
                 "write the one that is there; move it and try again."
             )
+    _sync_folder(new)
     return {path.name for path in there}
 
 
 def _link_or_copy(path: Path, copy: Path) -> None:
-    """Give a file, or the files of a folder, a second name; links stay links."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.copytree(path, copy, symlinks=True, copy_function=_link_or_copy_file)
-    else:
-        _link_or_copy_file(path, copy)
+    """Give a file, or the files of a folder, a second name; links stay links.
 
-
-def _link_or_copy_file(path: str | Path, copy: str | Path) -> None:
-    try:
-        os.link(path, copy, follow_symlinks=False)
-    except (OSError, NotImplementedError):  # a disk or a system without hard links
-        shutil.copy2(path, copy, follow_symlinks=False)
+    Only copies are forced to the disk: to do so for 100,000 links takes minutes.
+    """
+    with access_errors(path):
+        if path.is_dir() and not path.is_symlink():
+            copy.mkdir()
+            for each in path.iterdir():
+                _link_or_copy(each, copy / each.name)
+            _sync_folder(copy)
+            shutil.copystat(path, copy)
+            return
+        try:
+            os.link(path, copy, follow_symlinks=False)
+        except (OSError, NotImplementedError):  # a disk or a system without hard links
+            shutil.copy2(path, copy, follow_symlinks=False)
+            if not copy.is_symlink():
+                _sync_file(copy)
 
 
 def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
@@ -380,7 +386,8 @@ def _require_untouched(folder: Path, made_by: str, *, overwrite: bool) -> None:
 def require_removable(folder: Path) -> None:
     """Raise `ConfigError` if a folder's content is protected from being removed.
 
-    A folder that replaces it would leave the old content under a hidden name.
+    A folder that replaces it would leave the old content under a hidden name, and a
+    disk that is mounted in it would be emptied.
     """
     protected: list[str] = []
 
@@ -389,6 +396,11 @@ def require_removable(folder: Path) -> None:
             protected.append(error.filename)
 
     for place, folders, files in os.walk(folder, onerror=unread):
+        if os.path.ismount(place):
+            raise ConfigError(
+                f"{folder}: the output folder must be one that can be replaced, but "
+                f"{place} is a mount point; choose another, or unmount that."
+            )
         if (folders or files) and not os.access(place, os.W_OK | os.X_OK):
             protected.append(place)
     if protected:
@@ -592,8 +604,7 @@ def atomic_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
                 take_permissions(new, path, added=OWNER_ACCESS)
                 require_unwritten(path, overwrite=overwrite)
                 yield new
-                with new.open("rb") as file:
-                    os.fsync(file.fileno())  # so that the rename cannot outrun it
+                _sync_file(new)  # so that the rename cannot outrun it
                 take_permissions(new, path)
                 require_unwritten(path, overwrite=overwrite)
                 new.replace(path)
@@ -697,6 +708,7 @@ def atomic_directory(
         new.mkdir(parents=True, exist_ok=True)
         with path_lock(new, refusal):
             try:
+                _restore(folder)
                 if made_by is not None:
                     _require_untouched(folder, made_by, overwrite=overwrite)
                 _prepare(new, folder)
@@ -722,9 +734,21 @@ def _replace(
 ) -> None:
     """Put a complete new directory in place, with what it keeps of the old one."""
     _apply_umask(new)
-    replaced = _keep_others(folder, new, own) if keeps else None
     sync(new)
+    replaced = _keep_others(folder, new, own) if keeps else None
     _put_in_place(new, folder, replaced)
+
+
+def _restore(folder: Path) -> None:
+    """Undo the first of two renames if a crash came before the second."""
+    old = _old(folder)
+    if old.exists() and not folder.exists():
+        old.rename(folder)
+
+
+def _old(folder: Path) -> Path:
+    """Return the hidden name of a folder that is being replaced."""
+    return folder.with_name(f".{folder.name}.transduce-old")
 
 
 def _prepare(new: Path, folder: Path) -> None:
@@ -818,9 +842,7 @@ def _put_in_place(new: Path, folder: Path, replaced: Container[str] | None) -> N
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "a file has this name")
-    old = folder.with_name(f".{folder.name}.transduce-old")
-    if old.exists() and not folder.exists():
-        old.rename(folder)  # a crash interrupted the two renames below
+    old = _old(folder)
     if folder.exists() and _exchange(new, folder):
         _move_late(new, folder, replaced)
         _sync_folder(folder.parent)
@@ -940,9 +962,13 @@ def sync(folder: Path) -> None:
         if stat.S_ISDIR(mode):
             _sync_folder(path)
         elif stat.S_ISREG(mode):  # opening a pipe would block, a link may lead nowhere
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            _sync_file(path)
     _sync_folder(folder)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 
 import transduce
 from transduce.data.corpus_mixture import CorpusConfig
-from transduce.errors import AccessError, CheckpointError, ConfigError
+from transduce.errors import AccessError, CheckpointError, ConfigError, OverwriteError
 from transduce.files import (
     FileBusyError,
     access_errors,
@@ -1023,12 +1023,18 @@ def test_a_file_of_another_is_kept_if_the_command_must_write_its_name(tmp_path):
 def test_a_file_that_comes_at_the_last_moment_is_kept(tmp_path, monkeypatch, platform):
     out = tmp_path / "out"
     write_report(out, first="1", second="1")
+    (out / "early").touch()
     monkeypatch.setattr("transduce.files.sys.platform", platform)
-    monkeypatch.setattr(
-        "transduce.files.sync", lambda _folder: (out / "notes").write_bytes(b"mine")
-    )
+    written = []
+
+    def write_late(_descriptor: int) -> None:
+        if (tmp_path / ".out.transduce-new" / "early").exists() and not written:
+            written.append((out / "notes").write_bytes(b"mine"))
+
+    monkeypatch.setattr("transduce.files.os.fsync", write_late)
     write_report(out, first="2")
-    assert {path.name for path in out.iterdir()} == {"first", ".made-by", "notes"}
+    there = {path.name for path in out.iterdir()}
+    assert there == {"first", ".made-by", "early", "notes"}
     assert (out / "notes").read_bytes() == b"mine"
 
 
@@ -1042,7 +1048,71 @@ def test_a_folder_without_a_list_of_its_files_keeps_other_names(tmp_path):
     assert (out / "notes").read_bytes() == b"mine"
 
 
-def test_a_crash_leaves_the_files_of_others(tmp_path, monkeypatch):
+def test_a_folder_with_a_list_in_lines_of_windows_is_read(tmp_path):
+    out = tmp_path / "out"
+    write_report(out, first="1", second="1")
+    made_by = out / ".made-by"
+    made_by.write_bytes(made_by.read_bytes().replace(b"\n", b"\r\n"))
+    write_report(out, first="2")
+    assert {path.name for path in out.iterdir()} == {"first", ".made-by"}
+
+
+def test_odd_names_of_a_commands_files_are_its_own(tmp_path):
+    out, names = tmp_path / "out", ("a\nb", "\udcff", "\x85", '"', " ")
+    write_report(out, **dict.fromkeys(names, "1"))
+    write_report(out, first="2")
+    assert {path.name for path in out.iterdir()} == {"first", ".made-by"}
+
+
+def test_kept_files_need_not_be_read_or_forced_to_the_disk(tmp_path, monkeypatch):
+    out, forced = tmp_path / "out", []
+    write_report(out, first="1")
+    (out / "more").mkdir()
+    kept = [out / "notes", out / "more" / "notes"]
+    for path in kept:
+        path.touch(0o200)
+    fsync = os.fsync
+
+    def record(descriptor: int) -> None:
+        forced.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr("transduce.files.os.fsync", record)
+    write_report(out, first="2")
+    assert (out / "first").stat().st_ino in forced
+    assert not {path.stat().st_ino for path in kept} & set(forced)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in kept] == [0o200, 0o200]
+
+
+def test_a_disk_that_is_mounted_in_a_folder_is_not_emptied(tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    write_report(out, first="1")
+    (out / "disk").mkdir()
+    (out / "disk" / "precious").touch()
+    monkeypatch.setattr(
+        "transduce.files.os.path.ismount", lambda path: Path(path) == out / "disk"
+    )
+    with pytest.raises(ConfigError, match=f"but {out / 'disk'} is a mount point"):
+        write_report(out, first="2")
+    assert (out / "disk" / "precious").exists()
+    assert (out / "first").read_bytes() == b"1"
+
+
+def test_a_crash_between_two_renames_leaves_whose_files_are_whose(tmp_path):
+    out = tmp_path / "out"
+    write_report(out, first="1", second="1")
+    (out / "notes").write_bytes(b"mine")
+    out.rename(tmp_path / ".out.transduce-old")
+    with pytest.raises(OverwriteError), atomic_directory(out, "split"):
+        pass
+    assert (out / "second").read_bytes() == b"1"
+    out.rename(tmp_path / ".out.transduce-old")
+    write_report(out, first="2")
+    assert {path.name for path in out.iterdir()} == {"first", ".made-by", "notes"}
+
+
+@pytest.mark.parametrize(("place", "text"), [("_exchange", b"1"), ("_move_late", b"2")])
+def test_a_crash_leaves_the_files_of_others(tmp_path, monkeypatch, place, text):
     out = tmp_path / "out"
     write_report(out, first="1")
     (out / "notes").write_bytes(b"mine")
@@ -1051,10 +1121,10 @@ def test_a_crash_leaves_the_files_of_others(tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("transduce.files._exchange", crash)
+        patched.setattr(f"transduce.files.{place}", crash)
         with pytest.raises(KeyboardInterrupt):
             write_report(out, first="2")
-    assert (out / "first").read_bytes() == b"1"
+    assert (out / "first").read_bytes() == text
     assert (out / "notes").read_bytes() == b"mine"
 
 
