@@ -48,6 +48,26 @@ def test_settings_that_make_no_sense_are_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [(*TINY, "--out", "run"), ("check",)])
+def test_a_corpus_too_small_for_merges_is_refused_and_leaves_no_run(
+    refuses: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # No two letters stand beside each other twice, which a merge without spaces needs.
+    (tmp_path / "a.ja").write_text("日本\n", encoding="utf-8")
+    (tmp_path / "a.zh").write_text("漢字\n", encoding="utf-8")
+    files = ("--source", "a.ja", "--target", "a.zh")
+    message = refuses(*command, *files, "--set", "augmentation.subword_dropout=0.1")
+    assert message == (
+        "`augmentation.subword_dropout` drops merges of byte-pair encoding, but this "
+        "tokenizer has none; set it to 0."
+    )
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.ja", "a.zh"]
+
+
 def test_augmentation_of_text_is_refused_for_trees(
     refuses: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Shaped
 
+from transduce.data.augmentation import require_suitable
 from transduce.data.batches import Batcher, Update
 from transduce.data.corpus_files import CorpusFiles, num_characters
 from transduce.data.corpus_mixture import CorpusMixture
@@ -214,7 +215,8 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     """Check a parallel corpus as training would use it.
 
     Faults of lines are in the report. Raises `DataError` only if a file cannot be read
-    at all.
+    at all, and `ConfigError` if the settings of the augmentation do not fit the
+    vocabulary.
     """
     max_length = config.batching.max_length
     sizes, characters = [0] * len(files.sides), 0
@@ -225,6 +227,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     pairs = interleaved([valid_pairs(*sides) for sides in files.sides], sizes)
     texts = learning_texts(pairs, characters)
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
+    require_suitable(config.augmentation, tokenizer)
     default = config.languages.target if language_tags(files.tags) else None
     encoders = [
         encoder_of(corpus, tokenizer, corpus.target_language or default)
@@ -351,12 +354,13 @@ def check_prepared(
     """Check a prepared corpus like `check_corpus`, without file names and lines.
 
     This is fast, as ids are read instead of texts. Bytes are counted only with
-    `has_bytes`, and in a vocabulary that has them. Raises `ConfigError` if the search
-    settings of a translator do not fit its vocabulary.
+    `has_bytes`, and in a vocabulary that has them. Raises `ConfigError` if the settings
+    of a translator's search or augmentation do not fit its vocabulary.
     """
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if task == "translation":
         require_possible_bad_words(config.search, tokenizer)
+        require_suitable(config.augmentation, tokenizer)
     unknown = unknown_ids(tokenizer)
     special = SpecialIds(
         tags=tag_ids(tokenizer),
