@@ -366,9 +366,11 @@ def test_only_an_earlier_cleaning_is_overwritten_and_only_by_force(
     call = ("clean", *my_corpus, "--out", out)
     succeeds(*call)
     assert "overwrite it with --force" in refuses(*call)
-    (out / "old").touch()
+    (out / "report.json").write_text("old")
+    (out / "mine").touch()
     succeeds(*call, "--force")
-    assert not (out / "old").exists()
+    assert (out / "report.json").read_text() != "old"
+    assert (out / "mine").exists()
     inside = ("clean", "--source", out / "my.en", "--target", out / "my.de")
     said = refuses(*inside, "--out", out, "--force")
     assert "a folder without the input in it" in said

@@ -70,7 +70,7 @@ def test_only_an_older_export_is_overwritten(
     target: str,
 ) -> None:
     out = exported(target)
-    assert (out / MADE_BY).read_text() == f"export --to {target}\n"
+    assert (out / MADE_BY).read_text().startswith(f"export --to {target}\n")
     shutil.copytree(model, tmp_path / "model")
     before = (tmp_path / "model" / "config.json").read_bytes()
     call = ("export", model, "--to", target, "--force", "--out", tmp_path / "model")

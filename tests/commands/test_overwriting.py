@@ -268,7 +268,7 @@ def test_a_file_that_another_command_wrote_meanwhile_is_kept(
         out.write_text("theirs")
         return False
 
-    monkeypatch.setattr("transduce.cli.files._keeps_what_is_written", write_meanwhile)
+    monkeypatch.setattr("transduce.cli.files._is_regular_file", write_meanwhile)
     assert refuses(*writing, name_for(writing)) == (
         f"{name_for(writing)}: the output must be new or empty, but another command "
         "has written it meanwhile; choose another name, or overwrite it with --force."

@@ -214,13 +214,14 @@ def test_even_by_force_no_trained_model_is_replaced(
     assert {each.name: each.read_bytes() for each in out.iterdir()} == before
 
 
-def test_from_python_too_a_folder_with_folders_is_not_replaced(
+def test_from_python_too_what_others_put_into_the_folder_is_kept(
     model: Path, tmp_path: Path
 ) -> None:
     transduce.quantize(model, tmp_path / "int8")
+    (tmp_path / "int8" / "config.json").write_text("old")
     (tmp_path / "int8" / "mine").mkdir()
-    with pytest.raises(ConfigError, match="folders in it"):
-        transduce.quantize(model, tmp_path / "int8", overwrite=True)
+    transduce.quantize(model, tmp_path / "int8", overwrite=True)
+    assert (tmp_path / "int8" / "config.json").read_text() != "old"
     assert (tmp_path / "int8" / "mine").exists()
 
 

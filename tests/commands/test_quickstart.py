@@ -201,9 +201,10 @@ def test_a_quickstart_killed_while_it_writes_its_corpus_is_repeated(
 def test_an_older_quickstart_is_replaced_by_force(out: Path, tmp_path: Path) -> None:
     folder = copied(out, tmp_path / "out")
     before = json.loads((folder / "run" / "config.json").read_text())["id"]
-    (folder / "run" / "checkpoints" / "old").mkdir()
+    checkpoints = folder / "run" / "checkpoints"
+    old = sorted(checkpoints.iterdir())[0].rename(checkpoints / "step-00000001")
     (folder / ".run.transduce-new").mkdir()  # as a killed process leaves it
     main(["quickstart", "--out", str(folder), "--force"])
     assert json.loads((folder / "run" / "config.json").read_text())["id"] != before
-    assert not (folder / "run" / "checkpoints" / "old").exists()
+    assert not old.exists()
     assert {path.name for path in folder.iterdir()} == {"corpus", "run"}
