@@ -11,6 +11,7 @@ import json
 import math
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import IntEnum
@@ -124,7 +125,7 @@ class CharacterMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SentencePieceModel:
+class SentencePieceModel(ABC):
     """Model of a language: it normalizes text, and cuts it into pieces."""
 
     pieces: tuple[tuple[str, float], ...]
@@ -151,9 +152,9 @@ class SentencePieceModel:
         cut = self._split(written)
         return [self._spelled(each) for each in cut] if self.spells_bytes else cut
 
+    @abstractmethod
     def _split(self, texts: Sequence[str]) -> list[list[str]]:
         """Return the pieces of texts that are normalized."""
-        raise NotImplementedError
 
     def _spelled(self, pieces: Sequence[str]) -> list[str]:
         """Spell unknown pieces by bytes."""
