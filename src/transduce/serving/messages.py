@@ -412,7 +412,8 @@ class Health(BaseModel):
     """State of the server: models are loaded and requests are accepted."""
 
     status: Annotated[
-        Literal["ok"], Field(description="A server that hangs sends a refusal.")
+        Literal["ok"],
+        Field(description="Always ok; if a model hangs, the answer is an error."),
     ] = "ok"
     models: Annotated[list[str], Field(description="Names of the models.")]
 

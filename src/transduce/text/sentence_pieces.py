@@ -70,10 +70,6 @@ class StoredPiece(NamedTuple):
     kind: int
 
 
-BYTE_PAIRS = "bpe"
-"""Kind of a model of byte pairs in the tokenizer's file; unigrams have none."""
-
-
 class CharacterMap:
     """Replacement of characters, such as "fi" for its ligature; the longest match wins.
 
