@@ -45,7 +45,7 @@ def test_the_invalid_byte_is_the_one_that_training_names(before, after):
     assume(b"\0" not in before + after)
     content = before + b"\xff" + after
     with pytest.raises(DataError) as refusal:
-        Line(path=Path("text"), number=1, content=content).text()
+        Line(path=Path("text"), number=2, content=content).text()
     named = text_fault(content).replace("is", "of this one is")
     assert named in str(refusal.value)
 
