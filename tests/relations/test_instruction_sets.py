@@ -11,9 +11,9 @@ from beam_kinds import start_beam_search
 from instruction_sets import packed_weights
 from native_reading import after
 from transduce.data.tensors import pad_rows
+from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.candidates import CandidateQuery, find_candidates
 from transduce.decoding.native_decoder import NativeModel, PackedLinear
-from transduce.decoding.processes import SearchTask, search_in_batches
 from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.decoding.torch_decoder import TorchDecoder

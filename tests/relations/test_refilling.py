@@ -21,8 +21,8 @@ from beam_kinds import (
     start_greedy_search,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import backend, processes
-from transduce.decoding.processes import SearchTask, search_in_batches
+from transduce.decoding import backend, batched_search
+from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.sampling import Sampling, sample
 from transduce.decoding.search import Decoding, Hypothesis
 from transduce.decoding.translations import in_order
@@ -268,7 +268,7 @@ def test_translations_do_not_depend_on_the_batch(
         next(own.translate_stream([source], config, [prefix]))
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
-    monkeypatch.setattr(processes, "REFILL_SHARE", share)
+    monkeypatch.setattr(batched_search, "REFILL_SHARE", share)
     own.batch_positions = 100
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):

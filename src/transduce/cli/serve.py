@@ -10,8 +10,8 @@ from cyclopts import Parameter
 from transduce.cli.help import option_name
 from transduce.cli.lines import require_shortlist
 from transduce.decoding.backend import choose_device
+from transduce.decoding.batched_search import default_processes
 from transduce.decoding.native_decoder import PrecisionChoice
-from transduce.decoding.processes import default_processes
 from transduce.decoding.translations import with_available_shortlist
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, packages_for

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from transduce.decoding.backend import start_search
+from transduce.decoding.batched_search import SearchResult, SearchTask, StepRows
 from transduce.decoding.candidates import Excluded
-from transduce.decoding.processes import SearchResult, SearchTask, StepRows
 from transduce.decoding.search import (
     Decoding,
     DecodingModel,

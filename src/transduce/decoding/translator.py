@@ -24,12 +24,7 @@ from transduce.decoding.backend import (
     prepare_for_decoding,
     require_ensemble,
 )
-from transduce.decoding.native_decoder import (
-    DecodingPrecision,
-    NativeModel,
-    PrecisionChoice,
-)
-from transduce.decoding.processes import (
+from transduce.decoding.batched_search import (
     MAX_PROCESSES,
     SearchResult,
     SearchTask,
@@ -39,6 +34,11 @@ from transduce.decoding.processes import (
     default_processes,
     score_pairs,
     search_in_batches,
+)
+from transduce.decoding.native_decoder import (
+    DecodingPrecision,
+    NativeModel,
+    PrecisionChoice,
 )
 from transduce.decoding.search import (
     DecodingModel,

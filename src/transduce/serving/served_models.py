@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from transduce.decoding.processes import similar_lengths
+from transduce.decoding.batched_search import similar_lengths
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError

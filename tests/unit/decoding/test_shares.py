@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.decoding.processes import (
+from transduce.decoding.batched_search import (
     LATE_FRACTION,
     MAX_LATE_SHARES,
     MIN_SHARE,

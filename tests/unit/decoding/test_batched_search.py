@@ -23,9 +23,9 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding import processes
+from transduce.decoding import batched_search
 from transduce.decoding import translator as translator_module
-from transduce.decoding.processes import (
+from transduce.decoding.batched_search import (
     MAX_PROCESSES,
     MIN_SHARE,
     SearchResult,
@@ -539,7 +539,7 @@ def test_a_search_goes_on_if_no_process_replaces_a_killed_one(
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(children() - others) == num_left)
     with monkeypatch.context() as patch:
-        patch.setattr(os if function == "fork" else processes, function, refused)
+        patch.setattr(os if function == "fork" else batched_search, function, refused)
         message = "allows no further process.*Cannot allocate memory.*with fewer"
         with pytest.warns(TransduceWarning, match=message):
             found = list(chain.from_iterable(pool.search(SHORT)))
@@ -577,7 +577,7 @@ def test_the_number_of_processes_is_from_1_to_the_machines_limit(
 def test_without_fork_there_is_one_process(
     alone: Translator, platform: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(processes.sys, "platform", platform)
+    monkeypatch.setattr(batched_search.sys, "platform", platform)
     assert default_processes(device) == 1
     with pytest.raises(RequestError, match=f"2 are requested on {platform} and"):
         WorkerPool(alone, 2, device)
