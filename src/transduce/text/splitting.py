@@ -147,6 +147,17 @@ MAX_ASKED = 2_000
 time is quadratic."""
 MAX_ORDINAL = 31
 """Largest number that counts as an ordinal by itself, such as the day of a month."""
+MONTH_OF_DATE = re.compile(r"[ \u00a0\u202f](?:0?[1-9]|1[0-2])\.")
+YEAR_OF_DATE = re.compile(
+    r"[ \u00a0\u202f](?:[0-9]{4}(?![0-9])|['\u2019]?[0-9]{2}(?![0-9.]))"
+)
+"""Pattern of the year after the day and the month in numbers, as in 3. 4. 1980."""
+TIME_ZONES = frozenset(
+    {
+        "est", "edt", "cst", "cdt", "mst", "mdt", "pst", "pdt", "et", "pt", "gmt",
+        "utc", "bst", "cet",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +386,7 @@ def _judge_full_stop(stop: _Stop, table: Abbreviations) -> Judgement:
     is_known = word.lower() in table.never or word.lower() in table.final
     if _is_letter(word) and not is_known:
         return _judge_initial(stop, starts)
-    if NUMBER.match(word) or ROMAN.match(word):
+    if NUMBER.match(word) or (ROMAN.match(word) and not is_known):
         return _judge_number(stop, table, starts)
     return _judge_word(stop, table, starts)
 
@@ -393,10 +404,24 @@ def _judge_number(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
         return "inside"
     if starts or not table.has_ordinal_stop:
         return "end"
+    if _is_within_date(stop):
+        return "inside"
     if stop.word_before_last.lower() in table.before_ordinals:
         return "inside"
     is_low = not word.isdigit() or int(word) <= MAX_ORDINAL
     return "inside" if is_low and after[:1].isalpha() else "end"
+
+
+def _is_within_date(stop: _Stop) -> bool:
+    """Whether a number is the day of a date in numbers, or its month before the year:
+    24. 12. 1999."""
+    if not stop.before.isdigit() or int(stop.before) > MAX_ORDINAL:
+        return False
+    if MONTH_OF_DATE.match(stop.line, stop.end):
+        return True
+    day = stop.word_before_last
+    is_month = day.endswith(".") and day[:-1].isdecimal() and int(stop.before) <= 12
+    return is_month and YEAR_OF_DATE.match(stop.line, stop.end) is not None
 
 
 def _judge_initial(stop: _Stop, starts: bool) -> Judgement:
@@ -434,10 +459,10 @@ def _judge_word(stop: _Stop, table: Abbreviations, starts: bool) -> Judgement:
 def _ends_clause(word: str, after: str, table: Abbreviations) -> bool:
     """Whether a possible last word is one, by the capital after it.
 
-    Days are no evidence: "5 p.m. Monday" goes on.
+    Days and time zones are no evidence: "5 p.m. Monday" and "5 p.m. EST" go on.
     """
-    is_day = after.lower() in table.months
-    return word not in table.never and after[:1].isupper() and not is_day
+    is_of_time = after.lower() in table.months or after.lower() in TIME_ZONES
+    return word not in table.never and after[:1].isupper() and not is_of_time
 
 
 def _ends_of_emphasis(line: str) -> set[int]:
