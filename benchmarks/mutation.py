@@ -68,7 +68,7 @@ GROUPS = {
         modules=tuple(
             f"decoding/{name}.py"
             for name in (
-                "beam_search", "candidates", "native_decoder", "search",
+                "beam_search", "candidates", "native_search", "search",
             )
         ),
         tests=(

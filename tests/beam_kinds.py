@@ -7,7 +7,7 @@ import pytest
 from transduce.decoding import backend
 from transduce.decoding.beam_search import BeamSearch, GreedySearch
 from transduce.decoding.candidates import Excluded
-from transduce.decoding.native_decoder import NativeGreedySearch, NativeSearch
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoder, Hypothesis, Search, run_search
 from transduce.native import api
 from transduce.search_config import SearchConfig

@@ -19,11 +19,8 @@ from transduce.architectures.interface import TransductionModel
 from transduce.checkpoint import build
 from transduce.data.tensors import Batch, pad_rows
 from transduce.decoding.beam_search import BeamSearch, GreedySearch
-from transduce.decoding.native_decoder import (
-    NativeGreedySearch,
-    NativeModel,
-    NativeSearch,
-)
+from transduce.decoding.native_decoder import NativeModel
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import (
     Decoder,
     Hypothesis,

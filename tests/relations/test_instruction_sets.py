@@ -13,10 +13,11 @@ from native_reading import after
 from transduce.data.tensors import pad_rows
 from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.candidates import CandidateQuery, find_candidates
-from transduce.decoding.native_decoder import NativeModel, PackedLinear
+from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.decoding.torch_decoder import TorchDecoder
+from transduce.decoding.torch_model import PackedLinear
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api, library, string

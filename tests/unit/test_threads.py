@@ -538,7 +538,7 @@ def test_the_native_library_computes_in_a_fork_of_a_program_whose_openmp_has_thr
         "import numpy as np\n"
         "torch.set_num_threads(2)\n"
         "torch.ones(10**6).exp()\n"
-        "from transduce.decoding.native_decoder import PackedLinear\n"
+        "from transduce.decoding.torch_model import PackedLinear\n"
         "if (child := os.fork()) == 0:\n"
         "    signal.alarm(60)\n"
         "    ones = np.ones((512, 512), dtype=np.float32)\n"

@@ -14,12 +14,11 @@ from transduce.decoding.beam_search import BeamSearch, GreedySearch
 from transduce.decoding.candidates import Excluded
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
-    NativeGreedySearch,
     NativeModel,
     NativePrecision,
-    NativeSearch,
     PrecisionChoice,
 )
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Coverage, DecodingModel, Search
 from transduce.errors import RequestError, packages_for
 from transduce.machine import may_have_gpu, respect_cpu_quota

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 
 from transduce.architectures.config import architecture_of, require_transformer
@@ -21,7 +21,7 @@ from transduce.decoding.native_decoder import (
     STEP_OVERHEAD,
     DecodingPrecision,
     NativePrecision,
-    PackedLinear,
+    native_precision,
 )
 from transduce.decoding.torch_decoder import (
     FusedStep,
@@ -37,13 +37,13 @@ from transduce.device import (
     warn_if_emulated,
 )
 from transduce.errors import RequestError, warn_caller
-from transduce.machine import processor_flags
+from transduce.machine import num_threads, processor_flags
 from transduce.metrics.scores import TargetScore
 from transduce.model.attention import recorded_weights
 from transduce.model.embedding import OutputLayer, SharedEmbedding
 from transduce.model.transformer import Transformer
 from transduce.model_folder import ModelFolder, QuantizedWeight
-from transduce.native import api
+from transduce.native import LOADING, api, check, empty_aligned, ffi, pointer
 from transduce.nn.fuse import fuse
 from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS
@@ -295,6 +295,64 @@ class Int8Linear(nn.Module):
         self, x: Float[Tensor, "*rows inputs"]
     ) -> Float[Tensor, "*rows outputs"]:
         return torch.ops.quantized.linear_dynamic(x, self._packed, False)
+
+
+class PackedLinear:
+    """A linear map with weights packed in the order in which products read them.
+
+    In int8, the weights of each output have a scale, and each input row is rounded with
+    its own scale and offset. A row of the result does not depend on the other rows.
+    """
+
+    def __init__(
+        self,
+        weight: Float[np.ndarray, "outputs inputs"],
+        bias: Float[np.ndarray, " outputs"] | None,
+        precision: NativePrecision,
+    ) -> None:
+        native = api()
+        assert native is not None
+        self._api = native.decode
+        self._outputs, self._inputs = weight.shape
+        weight = np.ascontiguousarray(weight, dtype=np.float32)
+        if bias is not None:
+            bias = np.ascontiguousarray(bias, dtype=np.float32)
+        handle = ffi.new("td_linear **")
+        check(
+            self._api.linear_new(
+                pointer(weight, "float *"),
+                pointer(bias, "float *", (self._outputs,)),
+                *weight.shape,
+                native_precision(precision),
+                num_threads(),
+                handle,
+            ),
+            LOADING,
+        )
+        self._handle = ffi.gc(handle[0], self._api.linear_free)
+
+    def __call__(
+        self, x: Float32[np.ndarray, "*rows inputs"]
+    ) -> Float32[np.ndarray, "*rows outputs"]:
+        """Map each row."""
+        x = np.ascontiguousarray(x)
+        y = empty_aligned(*x.shape[:-1], self._outputs)
+        check(
+            self._api.linear_apply(
+                self._handle,
+                pointer(x, "float *", (*x.shape[:-1], self._inputs)),
+                y.size // self._outputs,
+                pointer(y, "float *"),
+                num_threads(),
+            )
+        )
+        return y
+
+    def scales(self) -> Float32[np.ndarray, " outputs"]:
+        """Return the scale of each output's weights, in int8."""
+        scales = np.empty(self._outputs, np.float32)
+        check(self._api.linear_scales(self._handle, pointer(scales, "float *")))
+        return scales
 
 
 class NativeLinear(nn.Module):

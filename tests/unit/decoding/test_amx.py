@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from transduce.decoding.native_decoder import PackedLinear
+from transduce.decoding.torch_model import PackedLinear
 from transduce.native import library
 
 

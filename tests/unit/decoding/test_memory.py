@@ -8,7 +8,7 @@ import pytest
 
 from transduce import native
 from transduce.checkpoint import Checkpoint
-from transduce.decoding.native_decoder import PackedLinear
+from transduce.decoding.torch_model import PackedLinear
 from transduce.decoding.translator import Translator
 from transduce.errors import LackOfMemoryError, RequestError
 from transduce.search_config import SamplingConfig, SearchConfig

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from transduce.decoding.beam_search import BeamSearch, GreedySearch
-from transduce.decoding.native_decoder import NativeGreedySearch, NativeSearch
+from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Hypothesis
 from transduce.native import api
 from transduce.search_config import SearchConfig

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from instruction_sets import packed_weights
-from transduce.decoding.native_decoder import NativePrecision, PackedLinear
+from transduce.decoding.native_decoder import NativePrecision
+from transduce.decoding.torch_model import PackedLinear
 from transduce.machine import processor_flags
 from transduce.native import api
 
