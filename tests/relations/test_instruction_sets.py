@@ -14,7 +14,7 @@ from transduce.data.tensors import pad_rows
 from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.candidates import CandidateQuery, find_candidates
 from transduce.decoding.native_decoder import NativeModel
-from transduce.decoding.search import Decoding, Hypothesis, JoinableDecoder
+from transduce.decoding.search import Hypothesis, JoinableDecoder, RunningSearch
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import PackedLinear
@@ -71,7 +71,7 @@ def found(sources: list[list[int]], model: JoinableDecoder) -> list[Hypothesis]:
         sentences=sources,
         lengths=[1] * len(sources),
         capacity=len(sources),
-        start=lambda _, __: Decoding(model, search, BOS),
+        start=lambda _, __: RunningSearch(model, search, BOS),
     )
     each = dict(pair for done in search_in_batches(task, None) for pair in done)
     return [each[i][0] for i in range(len(sources))]

@@ -24,7 +24,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding import backend, batched_search
 from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.sampling import Sampling, sample
-from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.search import Hypothesis, RunningSearch
 from transduce.decoding.translations import in_order
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 
 
 def all_done(
-    lengths: Sequence[int], room: int, begin: Callable[[list[int]], Decoding]
+    lengths: Sequence[int], room: int, begin: Callable[[list[int]], RunningSearch]
 ) -> Iterator[tuple[int, list[Hypothesis]]]:
     task = SearchTask(
         sentences=range(len(lengths)),
@@ -97,7 +97,7 @@ def _begun(lengths: Sequence[int], config: SearchConfig, numbers: list[int]):
     limits = [lengths[i] + 3 for i in numbers]
     prefixes = [[5, 6] if i % 4 == 3 else [] for i in numbers]
     started = kind(limits, config, EOS, (0, BOS), prefixes)
-    return Decoding(RandomModel(numbers), started, BOS)
+    return RunningSearch(RandomModel(numbers), started, BOS)
 
 
 def _alone(number: int, length: int, config: SearchConfig) -> list[Hypothesis]:
@@ -144,10 +144,12 @@ def test_the_capacity_does_not_change_the_samples(
 ) -> None:
     config = SamplingConfig(number=3, seed=4)
 
-    def begin(numbers: list[int]) -> Decoding:
+    def begin(numbers: list[int]) -> RunningSearch:
         limits = [lengths[i] + 3 for i in numbers]
         names = [(i, 0) for i in numbers]
-        return Decoding(RandomModel(numbers), Sampling(limits, names, config, EOS), BOS)
+        return RunningSearch(
+            RandomModel(numbers), Sampling(limits, names, config, EOS), BOS
+        )
 
     expected = [
         sample(RandomModel([i]), [length + 3], [(i, 0)], config, bos=BOS, eos=EOS)[0]
@@ -160,10 +162,10 @@ def test_waiting_sentences_replace_finished_ones() -> None:
     lengths = [4] * 20
     begun: list[RandomModel] = []
 
-    def begin(numbers: list[int]) -> Decoding:
+    def begin(numbers: list[int]) -> RunningSearch:
         model = RandomModel(numbers)
         begun.append(model)
-        return Decoding(
+        return RunningSearch(
             model, start_greedy_search([9] * len(numbers), CASES["greedy"], 2), 1
         )
 
@@ -183,9 +185,9 @@ def test_a_sentence_is_returned_as_soon_as_it_is_finished() -> None:
             going_on.append(len(self.paths))
             return super().step(last_ids)
 
-    def begin(numbers: list[int]) -> Decoding:
+    def begin(numbers: list[int]) -> RunningSearch:
         limits = [lengths[i] for i in numbers]
-        return Decoding(
+        return RunningSearch(
             Watched(numbers), start_greedy_search(limits, CASES["greedy"], EOS), BOS
         )
 
@@ -209,9 +211,9 @@ def test_a_batch_with_its_padding_never_exceeds_the_capacity(
             assert len(self.paths) * widest <= room
             return super().step(last_ids)
 
-    def begin(numbers: list[int]) -> Decoding:
+    def begin(numbers: list[int]) -> RunningSearch:
         limits = [lengths[i] for i in numbers]
-        return Decoding(
+        return RunningSearch(
             Watched(numbers), start_greedy_search(limits, CASES["greedy"], EOS), BOS
         )
 

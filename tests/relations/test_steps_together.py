@@ -17,7 +17,7 @@ from transduce.decoding import native_decoder
 from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.native_decoder import NativeDecoder, NativeModel
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
-from transduce.decoding.search import Decoding, Hypothesis
+from transduce.decoding.search import Hypothesis, RunningSearch
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api
@@ -114,7 +114,7 @@ def found(
     limits = torch.randint(1, longest, (NUM_SENTENCES,), generator=rng).tolist()
     is_covered = config.coverage_penalty > 0
 
-    def start(_: None, numbers: list[int]) -> Decoding:
+    def start(_: None, numbers: list[int]) -> RunningSearch:
         rows = [sources[i][: lengths[i]] for i in numbers]
         last = ready.config.vocab_size - 1
         prefixes = [
@@ -123,9 +123,9 @@ def found(
         decoder = after(ready, rows, sum_attention=is_covered)
         asked = [limits[i] for i in numbers], config, EOS, (PAD, BOS), prefixes
         if config.beam_size == 1:
-            return Decoding(decoder, NativeGreedySearch(*asked), BOS)
+            return RunningSearch(decoder, NativeGreedySearch(*asked), BOS)
         coverage = decoder.coverage if is_covered else None
-        return Decoding(decoder, NativeSearch(*asked, coverage), BOS)
+        return RunningSearch(decoder, NativeSearch(*asked, coverage), BOS)
 
     task = SearchTask(
         sentences=range(NUM_SENTENCES), lengths=lengths, capacity=80, start=start
@@ -206,9 +206,9 @@ def test_a_mask_that_changes_holds_at_each_step(ready, beam_size):
     kind = NativeGreedySearch if beam_size == 1 else NativeSearch
     search = kind([6] * 4, config, EOS, even_or_odd)
     sentences = search.live
-    decoding = Decoding(after(ready, [[5, 6], [7, 8], [5], [9]]), search, BOS)
+    running = RunningSearch(after(ready, [[5, 6], [7, 8], [5], [9]]), search, BOS)
     while search.live:
-        decoding.step_until_some_are_done()
+        running.step_until_some_are_done()
     for sentence in sentences:
         for each in sentence.hypotheses:
             assert [token % 2 for token in each.ids] == [0, 1, 0, 1, 0, 1]
@@ -220,13 +220,13 @@ def test_one_call_takes_steps_until_few_sentences_are_left(ready, few, beam_size
     config = SearchConfig(beam_size=beam_size, min_length=50)
     kind = NativeGreedySearch if beam_size == 1 else NativeSearch
     search = kind([2, 3, 4, 4], config, EOS, (PAD, BOS))
-    decoding = Decoding(after(ready, [[5, 6]] * 4), search, BOS)
-    decoding.step()
-    decoding.step_until_some_are_done(few)
+    running = RunningSearch(after(ready, [[5, 6]] * 4), search, BOS)
+    running.step()
+    running.step_until_some_are_done(few)
     # The last two sentences leave together.
     assert len(search.live) == (few if few > 1 else 0)
     if search.live:
-        decoding.step()  # a single step after several in one call
+        running.step()  # a single step after several in one call
         while search.live:
-            decoding.step_until_some_are_done()
+            running.step_until_some_are_done()
     assert not search.live

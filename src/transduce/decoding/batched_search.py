@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar, cast
 
 import numpy as np
 
-from transduce.decoding.search import Decoding, DecodingModel, Hypothesis, Sentence
+from transduce.decoding.search import DecodingModel, Hypothesis, RunningSearch, Sentence
 from transduce.errors import RequestError, warn_caller
 from transduce.machine import num_threads, use_threads
 from transduce.metrics.scores import TargetScore
@@ -79,7 +79,7 @@ class SearchTask(Generic[Searcher, Input]):
 
     It is 0 if the hypotheses of one position are more than a batch holds.
     """
-    start: Callable[[Searcher, list[Input]], Decoding]
+    start: Callable[[Searcher, list[Input]], RunningSearch]
     """Function that encodes sentences and starts their search.
 
     A function of a module, or a partial one: it is sent to other processes, which have
@@ -225,7 +225,7 @@ def search_in_batches(
     it raises ends the search.
     """
     waiting = deque(_longest_first(task.lengths))
-    running: Decoding | None = None
+    running: RunningSearch | None = None
     live: dict[Sentence, int] = {}  # sentences of `running`, with their numbers
     while waiting or running is not None:
         size = _batch_size(task, live.values(), waiting)

@@ -18,10 +18,10 @@ from transduce.decoding.backend import start_search
 from transduce.decoding.batched_search import SearchResult, SearchTask, StepRows
 from transduce.decoding.candidates import Excluded
 from transduce.decoding.search import (
-    Decoding,
     DecodingModel,
     Hypothesis,
     JoinableDecoder,
+    RunningSearch,
     coverage_of,
     require_numbers,
     start_decoder,
@@ -175,7 +175,7 @@ class Parser:
     def _parses(
         self,
         sentences: Sequence[_Sentence],
-        start: Callable[[Sequence[DecodingModel], list[_Sentence]], Decoding],
+        start: Callable[[Sequence[DecodingModel], list[_Sentence]], RunningSearch],
         beam_size: int,
         pace: Pace,
     ) -> Iterator[tuple[int, Parse]]:
@@ -244,7 +244,7 @@ def _start(
     symbols: SymbolVocabulary,
     *,
     constrained: bool,
-) -> Decoding:
+) -> RunningSearch:
     """Encode sentences and start the search for their trees."""
     limits = [each.limit(config) for each in sentences]
     sources = [[*each.source, EOS] for each in sentences]
@@ -263,7 +263,7 @@ def _start(
     search = start_search(
         limits, config, EOS, excluded, coverage=coverage, max_hypotheses=1
     )
-    return Decoding(decoder, search, BOS)
+    return RunningSearch(decoder, search, BOS)
 
 
 Group = list[PartialTree | None]

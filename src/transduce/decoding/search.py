@@ -198,7 +198,7 @@ class Search(Protocol):
         ...
 
 
-class Decoding:
+class RunningSearch:
     """A search and its decoder, which take steps together."""
 
     def __init__(self, decoder: Decoder, search: Search, bos: int) -> None:
@@ -238,7 +238,7 @@ class Decoding:
             else:
                 self._last_ids = last_ids
 
-    def join(self, other: "Decoding") -> None:
+    def join(self, other: "RunningSearch") -> None:
         """Append the sentences of another; both must have taken a step."""
         mine, theirs = self._decoder, other._decoder
         assert isinstance(mine, JoinableDecoder)
@@ -251,9 +251,9 @@ class Decoding:
 def run_search(decoder: Decoder, search: Search, bos: int) -> list[list[Hypothesis]]:
     """Run a search to its end; return the hypotheses of each sentence, best first."""
     sentences = list(search.live)
-    decoding = Decoding(decoder, search, bos)
+    running = RunningSearch(decoder, search, bos)
     while search.live:
-        decoding.step_until_some_are_done()
+        running.step_until_some_are_done()
     return [each.hypotheses for each in sentences]
 
 

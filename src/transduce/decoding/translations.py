@@ -20,9 +20,9 @@ from transduce.decoding.backend import start_search
 from transduce.decoding.sampling import Sampling
 from transduce.decoding.search import (
     AllowedTokens,
-    Decoding,
     DecodingModel,
     Hypothesis,
+    RunningSearch,
     coverage_of,
     require_numbers,
     start_decoder,
@@ -244,7 +244,7 @@ EXCLUDED = (PAD, BOS)
 class PartSearch:
     """Beam search or sampling of the parts of lines."""
 
-    start: Callable[[Sequence[DecodingModel], list[Part]], Decoding]
+    start: Callable[[Sequence[DecodingModel], list[Part]], RunningSearch]
     """Function that encodes parts and starts their search."""
     group_size: int
     """Number of hypotheses of each part."""
@@ -256,7 +256,7 @@ class PartSearch:
 
 def start_translating(
     models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
-) -> Decoding:
+) -> RunningSearch:
     """Encode sources and start the search for their translations."""
     limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
     prefixes = [part.prefix for part in parts]
@@ -268,7 +268,7 @@ def start_translating(
     # Several hypotheses may have the same text, so more than `num_best` are needed.
     most = 1 if config.num_best == 1 else None
     search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
-    return Decoding(decoder, search, BOS)
+    return RunningSearch(decoder, search, BOS)
 
 
 def with_available_shortlist(
@@ -308,12 +308,12 @@ def allowed_tokens(
 
 def start_sampling(
     models: Sequence[DecodingModel], parts: list[Part], config: SamplingConfig
-) -> Decoding:
+) -> RunningSearch:
     """Encode sources and start to draw their translations."""
     limits = [part.length + config.extra_length for part in parts]
     seeds = [(part.line, part.number) for part in parts]
     search = Sampling(limits, seeds, config, EOS, EXCLUDED)
-    return Decoding(start_decoder(models, _sources(parts)), search, BOS)
+    return RunningSearch(start_decoder(models, _sources(parts)), search, BOS)
 
 
 def _sources(parts: list[Part]) -> list[list[int]]:

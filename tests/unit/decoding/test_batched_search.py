@@ -127,7 +127,7 @@ def found_here() -> Sentence:
 
 
 class OneStep:
-    """Stand-in for `Decoding` that is done after one step."""
+    """Stand-in for `RunningSearch` that is done after one step."""
 
     def __init__(self, _searcher: object, sentences: list[int]) -> None:
         self.search = SimpleNamespace(live=[found_here() for _ in sentences])
@@ -178,7 +178,7 @@ def test_the_first_process_takes_over_what_waits_if_all_are_killed(
 
 
 class TwoSteps(OneStep):
-    """Stand-in for `Decoding` that is done after two steps."""
+    """Stand-in for `RunningSearch` that is done after two steps."""
 
     def step(self) -> None:
         pass

@@ -21,7 +21,7 @@ from transduce.decoding.batched_search import (
     shares_of,
     similar_shares,
 )
-from transduce.decoding.search import Decoding
+from transduce.decoding.search import RunningSearch
 
 Sharing = Callable[[Sequence[int], StepRows, int], list[list[int]]]
 BEAM = StepRows(per_sentence=4, overhead=16)
@@ -147,7 +147,7 @@ def test_each_sentence_is_in_one_share_of_a_task(
     assert all(shares)
 
 
-def _unused(_: object, __: object) -> Decoding:
+def _unused(_: object, __: object) -> RunningSearch:
     raise AssertionError
 
 
