@@ -414,8 +414,8 @@ for translation in translator.translate(["A dog runs."], beam_size=4):
     print(translation.text, translation.score)
 ```
 
-`translate`, `sample`, `score` and `parse` take a list and return a list; a string is
-one sentence, and its result is returned alone:
+`translate`, `sample`, `score`, `align` and `parse` take a list and return a list; a
+string is one sentence, and its result is returned alone:
 `translator.translate("A dog runs.").text`. `translate_stream` and `sample_stream` take
 any number of lines and return an iterator.
 """
@@ -451,6 +451,7 @@ The logger `transduce` receives the reports of a training.
 config = transduce.SamplingConfig(number=5, temperature=0.8)
 draws = translator.sample(lines, config)  # five translations of each line, at random
 scores = translator.score(sources, targets)  # log-probabilities of given translations
+links = translator.align(sources, targets)  # their words beside those of the sources
 tree = transduce.load("runs/parser").parse("The old lamp fell.").tree
 ```
 
@@ -462,7 +463,8 @@ ids, each with its end token.
 """
 RETURNED = (
     *("decoding.translations.TranslationHypothesis", "decoding.parser.Parse"),
-    *("metrics.scores.TargetScore", "experiments.pipeline.RunResult"),
+    *("metrics.scores.TargetScore", "decoding.alignment.WordAlignment"),
+    *("experiments.pipeline.RunResult",),
     *("experiments.dev_corpus.DevScore", "experiments.dev_corpus.Quality"),
     *("experiments.synthetic_text.BackTranslation", "data.cleaning.CleaningReport"),
     *("experiments.distillation.Distillation", "model_folder.QuantizedModel"),

@@ -17,12 +17,12 @@ from fork_server import ForkServer, fork_server
 from serving_client import Answer, fetch
 from transduce.architectures.config import ArchitectureConfig, RecurrentConfig
 from transduce.checkpoint import Checkpoint, build, save_model
+from transduce.decoding.alignment import attended_links
 from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.translator import Translator, load
 from transduce.model.config import ModelConfig
 from transduce.model_folder import quantize
 from transduce.search_config import SearchConfig
-from transduce.serving.served_models import attended_links
 from transduce.text.alignment import WordDictionary
 from transduce.text.markup import split_html, written_html
 from transduce.text.shortlist import encode_pairs, learn_shortlist
@@ -109,6 +109,7 @@ WORKING = {
     "sample": SAMPLE,
     "sample the likeliest": (*SAMPLE, "--top-k", "5", "--top-p", "0.8"),
     "score": ("score", "{model}", "--source", "{sentences}", "--target", "{sentences}"),
+    "align": ("align", "{model}", "--source", "{sentences}", "--target", "{sentences}"),
     "parse": ("parse", "{parser}", "--device", "cpu"),
     "parse constrained": ("parse", "{parser}", "--constrained"),
     "evaluate parses": ("evaluate-parses", "{trees}", "{trees}"),

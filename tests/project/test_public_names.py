@@ -33,6 +33,7 @@ def test_the_public_names_are_exactly_these() -> None:
 
 def test_a_translator_has_exactly_these_public_members() -> None:
     assert {name for name in dir(transduce.Translator) if not name.startswith("_")} == {
+        "align",
         "close",
         "corpus_tag",
         "cross_attention",

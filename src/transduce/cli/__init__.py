@@ -128,6 +128,7 @@ GROUPS = {
         "sample": "Draw translations at random.",
         "shortlist": "Count a shortlist of target pieces, for faster translation.",
         "score": "Score given translations by a model's log-probability.",
+        "align": "Link the words of given translations to those of their sources.",
     },
     "Measure": {
         "evaluate": "Score translations against references.",

@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     import torch
 
     import transduce.checkpoint
+    import transduce.decoding.alignment
     import transduce.decoding.parser
     import transduce.decoding.torch_model
 
@@ -620,11 +621,7 @@ class Translator:
         """
         require_translation(self)
         sources, targets = listed(sources), listed(targets)
-        if len(sources) != len(targets):
-            raise RequestError(
-                "Sources and targets must be equally many, but are "
-                f"{len(sources)} and {len(targets)}."
-            )
+        _require_equally_many(sources, targets)
         source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
         scores = score_pairs(self.models, source_ids, target_ids, self.batch_positions)
@@ -632,6 +629,48 @@ class Translator:
             require_numbers([score.log_probability])
             tokens = self.tokenizer.pieces(target_ids[number])
             yield number, replace(score, tokens=tuple(tokens))
+
+    @overload
+    def align(  # type: ignore[overload-overlap]
+        self, sources: str, targets: str
+    ) -> "transduce.decoding.alignment.WordAlignment": ...
+
+    @overload
+    def align(
+        self, sources: Iterable[str], targets: Iterable[str]
+    ) -> "list[transduce.decoding.alignment.WordAlignment]": ...
+
+    def align(
+        self, sources: str | Iterable[str], targets: str | Iterable[str]
+    ) -> (
+        "transduce.decoding.alignment.WordAlignment | "
+        "list[transduce.decoding.alignment.WordAlignment]"
+    ):
+        """Link the words of given translations to those of their sources.
+
+        Two lists give one alignment for each pair, in order; two strings give one. The
+        links are those of cross-attention, in an ensemble that of the first model; the
+        layer is the one that aligns the first 256 pairs best.
+
+            translator.align("A man sleeps.", "Ein Mann schläft.").links
+
+        Raises
+        ------
+        RequestError
+            Sources and targets are not equally many, or the model parses or has no
+            cross-attention.
+        CheckpointError
+            The model outputs NaN.
+        """
+        from transduce.decoding.alignment import align_pairs  # only to align
+
+        require_translation(self)
+        if isinstance(sources, str):
+            require_strings(targets)
+            return next(align_pairs(self, [(sources, str(targets))]))
+        sources, targets = listed(sources), listed(targets)
+        _require_equally_many(sources, targets)
+        return list(align_pairs(self, zip(sources, targets, strict=True)))
 
     @overload
     def parse(  # type: ignore[overload-overlap]
@@ -806,6 +845,15 @@ def _require_string(name: str, value: object) -> None:
     """Raise `RequestError` unless an argument is a string."""
     if not isinstance(value, str):
         raise RequestError(f"`{name}` must be a string, but is {shown(value)}.")
+
+
+def _require_equally_many(sources: Sequence[str], targets: Sequence[str]) -> None:
+    """Raise `RequestError` if a source or a target is missing."""
+    if len(sources) != len(targets):
+        raise RequestError(
+            "Sources and targets must be equally many, but are "
+            f"{len(sources)} and {len(targets)}."
+        )
 
 
 def require_translation(translator: Translator) -> None:

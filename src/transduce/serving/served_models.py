@@ -12,21 +12,20 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from transduce.decoding.batched_search import similar_lengths
+from transduce.decoding.alignment import attended_links
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError
 from transduce.files import real_path
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
-from transduce.text.inline_tags import WordLinks, links_by_attention
+from transduce.text.inline_tags import WordLinks
 from transduce.text.languages import (
     SCRIPTS,
     best_match,
     canonical,
     english_name,
     is_known,
-    without_invisible,
 )
 from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import (
@@ -35,8 +34,8 @@ from transduce.text.splitting import (
     sentences,
     split_text,
 )
-from transduce.text.tokenizer import Tokenizer, WordTokenizer, tagged
-from transduce.text.vocabulary import EOS, find_language_tag, languages_of
+from transduce.text.tokenizer import tagged
+from transduce.text.vocabulary import find_language_tag, languages_of
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(
@@ -46,11 +45,6 @@ TAG_IN_NAME = re.compile(
 AUTO = "auto"
 MAX_SHOWN = 40
 """Maximum number of characters of a field that a refusal quotes."""
-MAX_LINKED_POSITIONS = 2_048
-"""Largest batch of pairs whose words are linked, in positions, padding included."""
-MAX_LINKED_TOKENS = 256
-"""Longest sentence whose words are linked by attention, which grows with the square of
-its length; longer sentences are translated in parts."""
 
 Pair = tuple[str, str]
 """Source and target language, as BCP 47 tags."""
@@ -559,48 +553,3 @@ def _joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:
             for k in range(most)
         ],
     )
-
-
-def attended_links(
-    translator: Translator, pairs: Sequence[tuple[str, str]]
-) -> list[WordLinks | None]:
-    """Return word links of sentence pairs by the first model of an ensemble.
-
-    None for a pair with a side that is too long, or that the tokenizer cannot
-    represent, and for all pairs if the model has no cross-attention.
-    """
-    found: list[WordLinks | None] = [None] * len(pairs)
-    attention = translator.cross_attention
-    if attention is None:
-        return found
-    tokenizer = translator.tokenizer
-    texts = [without_invisible(source) for source, _ in pairs]
-    untagged = tokenizer.encode_sources(texts)
-    sources = translator.source_ids(texts)
-    targets = tokenizer.encode_targets([target for _, target in pairs])
-    lengths = [
-        max(len(source), len(target)) + 1
-        for source, target in zip(sources, targets, strict=True)
-    ]
-    short = [i for i, length in enumerate(lengths) if length <= MAX_LINKED_TOKENS]
-    for batch in similar_lengths([lengths[i] for i in short], MAX_LINKED_POSITIONS):
-        chosen = [short[i] for i in batch]
-        # With the end token the last row is of the step that reads the last token.
-        maps = attention(
-            [[*sources[i], EOS] for i in chosen], [[*targets[i], EOS] for i in chosen]
-        )
-        for i, weights in zip(chosen, maps, strict=True):
-            pair, num_tags = pairs[i], len(sources[i]) - len(untagged[i])
-            pieces = (
-                _letters_of(tokenizer, texts[i], untagged[i]),
-                _letters_of(tokenizer, pair[1], targets[i]),
-            )
-            found[i] = links_by_attention(pair, pieces, weights[..., num_tags:-1])
-    return found
-
-
-def _letters_of(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
-    """Return the letters of a text that each of its tokens stands for."""
-    if isinstance(tokenizer, WordTokenizer):  # whose piece of unknown words is <unk>
-        return tokenizer.split(text)
-    return tokenizer.pieces(ids)

@@ -346,36 +346,6 @@ def _pairing_marks(words: Sequence[str], kinds: str) -> list[tuple[int, str]]:
     return [(i, kind) for i, kind in found if kind in kinds]
 
 
-def links_by_attention(
-    pair: tuple[str, str],
-    pieces: tuple[list[str], list[str]],
-    weights: Float32[np.ndarray, "layers steps source"],
-) -> WordLinks | None:
-    """Link words by the attention of all steps to all tokens but the last.
-
-    A target word is linked to the source word of its greatest cross-attention
-    (Bahdanau et al., 2015). The best layer differs between models; for each pair it is
-    the one in which most words of both sides choose each other, as in Chen et al.
-    (2020). None if the pieces do not spell the words.
-    """
-    source, target = units(pair[0]), units(pair[1])
-    words = _words(pair[0], source), _words(pair[1], target)
-    if not (source and target and all(map(have_same_letters, words, pieces))):
-        return None
-    source_groups, target_groups = map(letter_groups, pieces, words)
-    has_pieces = [each.any(axis=0).all() for each in (source_groups, target_groups)]
-    if not all(has_pieces):
-        return None
-    # Attention at the step that outputs a token, and at the step that reads it.
-    maps = np.concatenate([weights[:, :-1], weights[:, 1:]])
-    means = target_groups / target_groups.sum(axis=0)
-    by_word = means.T @ maps @ source_groups
-    best = by_word[agreement(by_word).argmax()]
-    return WordLinks(
-        source=source, target=target, source_of=tuple(best.argmax(axis=-1).tolist())
-    )
-
-
 def letter_groups(
     pieces: Sequence[str], words: Sequence[str]
 ) -> Float32[np.ndarray, "pieces words"]:

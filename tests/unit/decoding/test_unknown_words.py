@@ -9,13 +9,13 @@ import torch
 
 from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.checkpoint import Checkpoint, build
+from transduce.decoding.alignment import attended_links
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import Part, encode_lines, replaced_texts
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SamplingConfig, SearchConfig
-from transduce.serving.served_models import attended_links
 from transduce.text.alignment import WordDictionary
 from transduce.text.tokenizer import WordTokenizer, learn_tokenizer
 from transduce.text.vocabulary import EOS, UNKNOWN_IDS, TokenizerConfig

@@ -6,10 +6,10 @@ import torch
 
 from transduce.analysis.attention_maps import attention_maps
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.alignment import MAX_ALIGNED_TOKENS, attended_links
 from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.translator import Translator
 from transduce.native import api
-from transduce.serving.served_models import MAX_LINKED_TOKENS, attended_links
 from transduce.text.inline_tags import agreement, have_same_letters, letter_groups
 from transduce.text.vocabulary import BOS, EOS
 
@@ -68,7 +68,7 @@ def test_links_do_not_depend_on_other_sentences(translator: Translator) -> None:
 
 
 def test_long_or_empty_sentences_have_no_links(translator: Translator) -> None:
-    long = " ".join(["one"] * (MAX_LINKED_TOKENS + 1))
+    long = " ".join(["one"] * (MAX_ALIGNED_TOKENS + 1))
     assert (
         attended_links(translator, [("one", long), ("", "one"), ("one", "")])
         == [None] * 3
