@@ -26,6 +26,7 @@ from transduce.serving.server import (
     http_server,
     listen,
 )
+from waiting import PATIENCE_S
 
 WITHOUT_PROXY = build_opener(ProxyHandler({}))
 
@@ -73,7 +74,7 @@ class RunningServer:
 
 def fetch(request: Request) -> Answer:
     try:
-        with WITHOUT_PROXY.open(request, timeout=30) as response:
+        with WITHOUT_PROXY.open(request, timeout=PATIENCE_S) as response:
             return Answer(
                 status=response.status,
                 body=response.read(),

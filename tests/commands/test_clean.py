@@ -1,7 +1,6 @@
 """`transduce clean` writes the good pairs, and names what is wrong with the others."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -24,6 +23,7 @@ from transduce.model_folder import open_model
 from transduce.text.corpus import BYTE_ORDER_MARK, read_text
 from transduce.text.tokenizer import learn_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
+from waiting import PATIENCE_S, runs, wait_until
 
 PAIRS = (
     ("A dog barks.", "Ein Hund bellt."),
@@ -413,7 +413,7 @@ def test_a_stopped_command_ends_its_processes_and_leaves_no_output(
         time.sleep(0.01)
         workers = children.read_text().split() if children.exists() else []
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE_S)
     assert (
         process.returncode
         == {
@@ -425,10 +425,7 @@ def test_a_stopped_command_ends_its_processes_and_leaves_no_output(
     assert b"Traceback" not in said
     assert not (tmp_path / "out").exists()
     assert unfinished.exists() == (number == signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while any(os.path.exists(f"/proc/{each}/exe") for each in workers):
-        assert time.monotonic() < deadline, "a process still runs"
-        time.sleep(0.05)
+    wait_until(lambda: not any(runs(int(each)) for each in workers))
     for path in sides:
         path.write_text("one and more\n", encoding="utf-8")
     succeeds("clean", "--source", sides[0], "--target", sides[1], *call[-4:])

@@ -22,6 +22,7 @@ from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
 from transduce.serving.admission import AdmissionConfig
 from transduce.serving.served_models import ModelName
+from waiting import PATIENCE_S
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NUMBERS = ("one", "two", "three", "four", "five")
@@ -143,7 +144,7 @@ def test_the_example_of_a_client_ends_with_a_sentence_if_no_whole_answer_comes(
 
     def reply(server: socket.socket) -> None:
         client, _ = server.accept()
-        client.settimeout(10)
+        client.settimeout(PATIENCE_S)
         with client:
             while (part := client.recv(65_536)) and not part.endswith(b"}"):
                 pass
@@ -153,12 +154,12 @@ def test_the_example_of_a_client_ends_with_a_sentence_if_no_whole_answer_comes(
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("TRANSDUCE_URL", address)
         main = runpy.run_path(str(EXAMPLES / "client.py"))["main"]
-        server.settimeout(10)
+        server.settimeout(PATIENCE_S)
         thread = Thread(target=reply, args=(server,), daemon=True)
         thread.start()
         with pytest.raises(SystemExit) as ended:
             main()
-        thread.join(10)
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
     sentence = f"{address}: no whole answer of a server of transduce came: "
     assert str(ended.value).startswith(sentence)

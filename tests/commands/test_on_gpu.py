@@ -5,7 +5,6 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from waiting import PATIENCE_S, runs, wait_until
 
 TESTS = Path(__file__).parents[1]
 SCRIPT = TESTS.parent / "benchmarks" / "on_gpu.py"
@@ -72,21 +73,16 @@ def test_parts_without_time_are_named_in_the_report(tmp_path: Path):
 def test_ending_the_script_ends_the_running_part(tmp_path: Path):
     process = subprocess.Popen(command(tmp_path, "--only", "loss"))
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    for _ in range(600):
-        child = children.read_text(encoding="ascii").split()
-        if child and (tmp_path / "running.md").exists():  # not git before it
-            break
-        time.sleep(0.1)
+    # Not git, which runs before it.
+    wait_until(lambda: (tmp_path / "running.md").exists())
+    wait_until(lambda: bool(children.read_text(encoding="ascii").split()))
+    child = children.read_text(encoding="ascii").split()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert process.wait(timeout=PATIENCE_S) == 128 + signal.SIGTERM
     report = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "| Loss of 200 updates | was ended by a signal |" in report
     assert not (tmp_path / "running.md").exists()
-    # A child that has ended exists until init has collected it.
-    deadline = time.monotonic() + 20
-    while Path(f"/proc/{child[0]}").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not runs(int(child[0])))
 
 
 def test_ctrl_c_leaves_a_report_with_the_section_of_the_running_part(

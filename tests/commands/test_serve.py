@@ -23,7 +23,7 @@ from transduce.errors import missing_package
 from transduce.serving.admission import AdmissionConfig
 from transduce.serving.connection import ConnectionConfig
 from transduce.serving.request_queue import QueueConfig
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ class Served:
     def stop(self, how: signal.Signals) -> tuple[int, str]:
         """Stop the server; return its exit code and its output."""
         self.process.send_signal(how)
-        _, errors = self.process.communicate(timeout=60)
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, errors
 
 
@@ -123,7 +123,7 @@ def test_a_second_interrupt_ends_the_server_at_once(serving: Served) -> None:
     port = int(serving.address.rpartition(":")[2])
     kind = "Content-Type: application/x-www-form-urlencoded"
     head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\n{kind}\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         # The body does not come, so that the server would wait for it.
         client.sendall(f"{head}Content-Length: 9\r\n\r\n".encode())
         serving.translate("one")  # by now it has read the head
@@ -320,9 +320,9 @@ def test_few_open_files_are_enough_for_many_clients(model: Path) -> None:
         port = int(address.rpartition(":")[2])
         with ExitStack() as clients:
             for _ in range(200):
-                idle = socket.create_connection(("127.0.0.1", port), timeout=60)
+                idle = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
                 clients.enter_context(idle)
             assert Served(process=process, address=address).translate("one")
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")

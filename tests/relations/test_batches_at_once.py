@@ -29,7 +29,7 @@ from transduce.training.config import TrainingConfig
 from transduce.training.gradients import SingleCoreThreads
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import StepReport, Trainer, TrainingStoppedError
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.skipif(
     nn_api() is None, reason="without the native library batches follow each other"
@@ -237,7 +237,7 @@ def test_an_error_in_one_batch_reaches_the_caller_when_all_have_ended(
 
     def failing(self, *given):
         fails = (next(begun) == 0) == is_first
-        both_have_begun.wait(timeout=60)
+        both_have_begun.wait(timeout=PATIENCE_S)
         if fails and pass_ == "forward":
             fail()
         loss = forward(self, *given)

@@ -30,6 +30,7 @@ from transduce.search_config import SearchConfig
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
 from transduce.training.trainer import TrainingStoppedError
+from waiting import PATIENCE_S
 
 pytestmark = pytest.mark.usefixtures("quick_runs", "no_trials")
 
@@ -128,7 +129,7 @@ def test_a_delayed_process_does_not_stop_the_others_from_training_longer(
         """Process group of two threads."""
 
         def barrier(self) -> None:
-            together.wait(timeout=5)
+            together.wait(timeout=PATIENCE_S)
 
         def all_reduce_min(self, value: float, device: torch.device) -> float:
             return value  # both have the same checkpoint

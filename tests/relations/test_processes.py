@@ -288,7 +288,7 @@ def test_all_processes_end_when_one_is_killed_and_any_number_can_resume(
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
     os.kill(children_of(process.pid)[1], signal.SIGKILL)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2
     assert errors == (
         "transduce: Process 2 of 2 was killed "
@@ -310,9 +310,8 @@ def test_all_processes_save_and_end_when_their_launcher_is_killed(
         time.sleep(0.01)
     workers = children_of(process.pid)
     process.kill()
-    _, errors = process.communicate(
-        timeout=60
-    )  # until the workers have closed the pipes
+    # Until the workers have closed the pipes.
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert len(workers) == 2
     wait_until(lambda: not any(map(runs, workers)))
     # It is saved apart, or as a checkpoint if one is due at this step.
@@ -332,7 +331,7 @@ def test_all_processes_stop_on_request(
     while not RunFolder(run).checkpoints() and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 2, errors
     assert errors.count("Training was stopped after step") == 1
     assert "Traceback" not in errors

@@ -3,20 +3,14 @@
 import errno
 import json
 import os
-import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -543,76 +537,6 @@ def test_a_run_without_logged_checkpoints_averages_those_that_exist(
     log.write_text("".join(line for line in lines if '"saved"' not in line))
     resume(tmp_path / "run", CPU, SendsSignal())
     assert_same_weights(tmp_path / "run", uninterrupted)
-
-
-LONG = replace(
-    CONFIG, training=replace(CONFIG.training, steps=200, checkpoint_steps=50)
-)
-
-
-SETTINGS = (
-    f"batching.source_tokens={LONG.batching.source_tokens}",
-    f"batching.target_tokens={LONG.batching.target_tokens}",
-    f"batching.batch_tokens={LONG.batching.batch_tokens}",
-    f"training.steps={LONG.training.steps}",
-    f"training.checkpoint_steps={LONG.training.checkpoint_steps}",
-)
-
-
-def train_in_a_process(out: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Run the command in a fresh process."""
-    return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "transduce", "train", "--out", str(out)),
-            *("--precision", "fp32", "--device", "cpu", *options),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-
-
-def new_run(files: CorpusFiles) -> list[str]:
-    [source], [target] = files.source, files.target
-    return [
-        *("--preset", "tiny", "--set", *SETTINGS),
-        *("--source", str(source), "--target", str(target)),
-    ]
-
-
-def said_at_the_end(process: subprocess.Popen[bytes]) -> str:
-    said, _ = process.communicate()
-    assert process.returncode == 0, said
-    return said.decode()
-
-
-def kill_after_checkpoint(process: subprocess.Popen[bytes], checkpoint: Path) -> None:
-    """Kill a process within the time of two checkpoints after its first."""
-    while not checkpoint.exists() and process.poll() is None:
-        time.sleep(0.01)
-    time.sleep(np.random.default_rng().uniform(0, 0.2))
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-
-
-@pytest.mark.slow
-def test_a_run_killed_at_any_moment_ends_at_the_same_weights(
-    files: CorpusFiles, tmp_path: Path
-) -> None:
-    whole, run = tmp_path / "one" / "whole", tmp_path / "other" / "run"
-    train(files, LONG, whole, CPU, SendsSignal())
-    process = train_in_a_process(run, *new_run(files))
-    kill_after_checkpoint(process, RunFolder(run).checkpoint(100))
-    said = said_at_the_end(train_in_a_process(run, "--resume"))
-    assert re.search(r"^Continuing after step 1[05]0\.$", said, re.MULTILINE)
-    assert "damaged" not in said
-    # Compare the log first: it shows the first step that differs.
-    assert_logs_agree(run, whole)
-    assert_same_weights(run, whole)
-    counts = Counter((e["kind"], e["step"]) for e in RunFolder(run).log.read())
-    assert set(counts.values()) == {1}
-    assert not list(run.rglob("*-new"))
 
 
 PARSING = replace(

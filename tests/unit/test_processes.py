@@ -23,6 +23,7 @@ from transduce.processes import (
     stop_on_signal,
     unwound_on_termination,
 )
+from waiting import PATIENCE_S, wait_until
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 TERMINATIONS = [signal.SIGTERM, signal.SIGHUP]
@@ -258,7 +259,7 @@ def test_a_process_ends_with_a_parent_that_is_killed():
 
 def test_a_process_ends_if_its_parent_has_ended_before_the_watch():
     gone = subprocess.run(
-        [sys.executable, "-c", CHILD, "1"], timeout=60, check=False, capture_output=True
+        [sys.executable, "-c", CHILD, "1"], capture_output=True, timeout=PATIENCE_S
     )
     assert gone.returncode == -signal.SIGTERM
 
@@ -275,9 +276,7 @@ def test_a_signal_during_an_import_takes_effect_after_it(
     with signals_after_imports():
         import_module(module)
         assert received == []
-        deadline = time.monotonic() + 10
-        while not received and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: bool(received))
         assert received == [number]
         signal.raise_signal(number)
         assert received == [number, number]

@@ -179,13 +179,16 @@ def test_ctrl_c_in_the_launcher_alone_reaches_a_process_that_starts(signal_at_st
     [(signal.SIGHUP, 129), (signal.SIGTERM, 143), (signal.SIGINT, 0)],
 )
 def test_processes_that_undo_their_work_end_the_launcher_by_its_own_signal(
-    number, code
+    number, code, tmp_path
 ):
     undo = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))"
+    ready = str(tmp_path / "ready")
+    wait = f"while not os.path.exists({ready!r}): time.sleep(0.01)"
     end = f"os.kill(os.getppid(), {number:d}); time.sleep(60)"
+    other = f"{undo}; open({ready!r}, 'w').close(); time.sleep(60)"
     interrupted = pytest.raises(KeyboardInterrupt) if code == 0 else nullcontext()
     with interrupted:
-        assert run(f"{undo}; time.sleep(0.3); {end}", f"{undo}; time.sleep(60)") == code
+        assert run(f"{undo}\n{wait}\n{end}", other) == code
 
 
 def test_a_process_that_explains_its_end_by_a_signal_gives_its_exit_code(capfd):

@@ -12,6 +12,7 @@ from transduce.data.batches import Batcher, BatchingConfig, read_ahead
 from transduce.data.corpus_mixture import CorpusConfig, CorpusMixture, StageConfig
 from transduce.data.tensors import Batch, pad_rows
 from transduce.errors import ConfigError
+from waiting import PATIENCE_S
 
 PAIRS, LONGEST = 300, 20
 BATCH_TOKENS = 90
@@ -290,7 +291,7 @@ def test_so_many_items_are_read_ahead(ahead):
             yield number
 
     for number in read_ahead(items(), ahead):
-        assert begun[min(number + ahead, 5)].wait(timeout=60)
+        assert begun[min(number + ahead, 5)].wait(timeout=PATIENCE_S)
         assert not any(event.is_set() for event in begun[number + ahead + 1 :])
 
 

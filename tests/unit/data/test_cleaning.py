@@ -30,6 +30,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.processes import WorkerProcess
 from transduce.text.compression import MAGIC_BYTES, compression_of
 from transduce.text.languages import LanguagesConfig
+from waiting import PATIENCE_S
 
 PAIRS = [
     ("A dog barks.", "Ein Hund bellt."),
@@ -612,7 +613,7 @@ def test_a_script_needs_no_guard_against_its_processes(tmp_path: Path) -> None:
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(Path(cleaning.__file__).parents[2])},
         capture_output=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout.split()) == (0, [b"begins"]), done.stderr
     for name in ("my.en", "my.de"):

@@ -23,7 +23,7 @@ from transduce.serving.admission import AccessConfig, AdmissionConfig
 from transduce.serving.connection import AcceptFailures, ConnectionConfig
 from transduce.serving.served_models import ServedModel
 from transduce.serving.server import ServerConfig, listen, within_open_files
-from waiting import wait_until
+from waiting import PATIENCE_S, wait_until
 
 HOST = b"host: localhost\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n"
@@ -44,7 +44,9 @@ def post(path: str = "/translate", version: str = "1.1", body: bytes = BODY) -> 
 
 @contextmanager
 def connected(server: RunningServer) -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+    with socket.create_connection(
+        ("127.0.0.1", server.port), timeout=PATIENCE_S
+    ) as client:
         yield client
 
 
@@ -610,7 +612,7 @@ def test_a_connection_that_is_accepted_during_the_shutdown_is_refused(
 
         def connect_and_stop() -> None:
             address = ("127.0.0.1", server.port)
-            clients.append(socket.create_connection(address, timeout=60))
+            clients.append(socket.create_connection(address, timeout=PATIENCE_S))
             server.stop()
             time.sleep(0.2)  # the event loop then stops before it opens the connection
 

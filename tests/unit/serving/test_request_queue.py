@@ -53,6 +53,11 @@ class Gate:
         self._open.set()
 
 
+def within(seconds: float) -> Deadline:
+    """Deadline of one request; all others have the long one of their queue."""
+    return Deadline(seconds, time.monotonic() + seconds)
+
+
 @pytest.fixture
 def translator(trained_checkpoint: Checkpoint) -> Translator:
     return Translator(trained_checkpoint, torch.device("cpu"))
@@ -155,18 +160,6 @@ def test_a_cancelled_sentence_is_not_translated(
     gate.open()
     kept.result()
     assert gate.batches == [1, 1]
-
-
-def test_a_sentence_that_waits_too_long_times_out(translator: Translator) -> None:
-    with RequestQueue(translator, QueueConfig(timeout_s=0.05)) as queue:
-        gate = Gate(queue)
-        queue.submit(["one"])
-        gate.wait_until_held()
-        [late] = queue.submit(["two"])
-        time.sleep(0.1)
-        gate.open()
-        with pytest.raises(BusyError, match="within 0.05 seconds"):
-            late.result()
 
 
 def test_an_error_reaches_the_callers_of_its_batch_only(
@@ -279,20 +272,11 @@ def test_other_work_runs_between_batches(queue: RequestQueue, gate: Gate) -> Non
     assert gate.batches == [1, 3, 2]
 
 
-def test_other_work_that_waits_too_long_times_out(translator: Translator) -> None:
-    with RequestQueue(translator, QueueConfig(timeout_s=0.05)) as queue:
-        gate = Gate(queue)
-        queue.submit(["one"])
-        gate.wait_until_held()
-
-        async def ask() -> None:
-            task = asyncio.create_task(queue.run(lambda: 1))
-            await asyncio.sleep(0.1)
-            gate.open()
-            with pytest.raises(BusyError, match="within 0.05 seconds"):
-                await task
-
-        asyncio.run(ask())
+def test_other_work_that_waits_too_long_times_out(
+    queue: RequestQueue, gate: Gate
+) -> None:
+    with pytest.raises(OverdueError, match=r"no turn within 0\.05 seconds"):
+        asyncio.run(queue.run(lambda: 1, within(0.05)))
 
 
 def test_each_caller_has_a_share_of_a_batch(queue: RequestQueue, gate: Gate) -> None:
@@ -318,47 +302,39 @@ def test_cancelled_sentences_leave_the_queue_at_once(
         queue.submit(["three"])
 
 
-@pytest.fixture
-def hasty(translator: Translator) -> Iterator[RequestQueue]:
-    with RequestQueue(translator, QueueConfig(timeout_s=0.1)) as queue:
-        yield queue
-
-
-def test_a_caller_of_a_busy_model_times_out(
-    hasty: RequestQueue,
-) -> None:
-    gate = Gate(hasty)
-    [at_work] = hasty.submit(["one"])
+def test_a_caller_of_a_busy_model_times_out(queue: RequestQueue) -> None:
+    gate = Gate(queue)
+    # Long enough to begin on a busy machine.
+    [at_work] = queue.submit(["one"], deadline=within(0.5))
     gate.wait_until_held()
-    [waits] = hasty.submit(["two"])
+    [waits] = queue.submit(["two"], deadline=within(0.1))
     with pytest.raises(OverdueError, match=r"no turn within 0\.1 seconds"):
         waits.result()
-    assert hasty.num_waiting == 0
-    with pytest.raises(TimeLimitError, match=r"longer than 0\.1 seconds"):
+    assert queue.num_waiting == 0
+    with pytest.raises(TimeLimitError, match=r"longer than 0\.5 seconds"):
         at_work.result()
     gate.open()
-    hasty.on_batch = lambda _: None
-    [after] = hasty.submit(["three"])
+    [after] = queue.submit(["three"])
     assert after.result().text
 
 
 def test_other_work_that_does_not_end_times_out(
-    hasty: RequestQueue, monkeypatch: pytest.MonkeyPatch
+    queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_queue, "STUCK_AFTER_S", 0.0)
     ends = threading.Event()
 
     async def ask() -> None:
-        assert not hasty.is_stuck
+        assert not queue.is_stuck
         with pytest.raises(TimeLimitError):
-            await hasty.run(ends.wait)
+            await queue.run(ends.wait, within(0.5))
         await asyncio.sleep(0.01)
-        assert hasty.is_stuck
+        assert queue.is_stuck
         with pytest.raises(OverdueError):
-            await hasty.run(lambda: 1)
+            await queue.run(lambda: 1, within(0.05))
         ends.set()
-        assert await hasty.run(lambda: 2) == 2
-        assert not hasty.is_stuck
+        assert await queue.run(lambda: 2) == 2
+        assert not queue.is_stuck
 
     asyncio.run(ask())
 
@@ -419,9 +395,8 @@ def test_a_cancelled_search_in_several_processes_ends(
     endless = SearchConfig(beam_size=2, min_length=100_000, extra_length=100_000)
     own = replace(trained_checkpoint, search=endless)
     translator = Translator(own, torch.device("cpu"), num_processes=2)
-    # Long enough for the last request to get its turn on a busy machine.
-    with RequestQueue(translator, QueueConfig(timeout_s=2)) as queue:
-        futures = queue.submit(["one two"] * 64)
+    with RequestQueue(translator) as queue:
+        futures = queue.submit(["one two"] * 64, deadline=within(1.0))
         for future in futures:
             with pytest.raises(TimeLimitError):
                 future.result()
@@ -496,15 +471,15 @@ def test_too_many_tokens_are_too_long(translator: Translator) -> None:
 
 
 def test_counting_tokens_times_out(
-    hasty: RequestQueue, monkeypatch: pytest.MonkeyPatch
+    queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends = threading.Event()
-    tokenizer = hasty.translator.tokenizer
+    tokenizer = queue.translator.tokenizer
     monkeypatch.setattr(tokenizer, "encode_sources", lambda _: ends.wait())
 
     async def ask() -> None:
         with pytest.raises(TimeLimitError):
-            await hasty.translate(["one"])
+            await queue.translate(["one"], deadline=within(0.1))
         ends.set()
 
     asyncio.run(ask())

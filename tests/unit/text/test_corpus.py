@@ -30,6 +30,7 @@ from transduce.text.corpus import (
     require_one_standard_input,
     write_lines,
 )
+from waiting import PATIENCE_S
 
 COMPRESSED = pytest.mark.parametrize(
     "compress",
@@ -470,7 +471,7 @@ def test_arrived_lines_do_not_wait_for_later_ones() -> None:
         yield "one"
         yield "two"
         # Like a user who writes the next line after the answer to this one.
-        assert asked.wait(timeout=60)
+        assert asked.wait(timeout=PATIENCE_S)
         yield "three"
 
     found = arriving_windows(lines(), pause_s=0.2)

@@ -51,9 +51,14 @@ def test_the_fuzz_finds_time_that_grows_faster_than_the_text(fuzz: ModuleType) -
 def test_time_grows_linearly_with_the_text(fuzz: ModuleType) -> None:
     for name, entry in fuzz.entries().items():
         for part, recipe in fuzz.recipes().items():
-            if fuzz.seconds(entry, recipe(SHORT)) > LINEAR_S:
+            short = fuzz.seconds(entry, recipe(SHORT))
+            if short <= LINEAR_S:
+                continue
+            short = min(short, fuzz.seconds(entry, recipe(SHORT)))  # with warm caches
+            long = fuzz.seconds(entry, recipe(LONG))
+            if long >= MAX_RATIO * short:  # again: other processes disturb times
                 short, long = (
                     min(fuzz.seconds(entry, recipe(length)) for _ in range(3))
                     for length in (SHORT, LONG)
                 )
-                assert long < MAX_RATIO * short, (name, part, short, long)
+            assert long < MAX_RATIO * short, (name, part, short, long)

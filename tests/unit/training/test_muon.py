@@ -11,6 +11,7 @@ from transduce.nn.kernels import has_bf16_products, nn_api
 from transduce.nn.muon import MAX_CACHED_COLUMNS, MAX_CACHED_ROWS, has_native_muon
 from transduce.training.data_parallel import ProcessGroup
 from transduce.training.optimizer import Muon
+from waiting import PATIENCE_S
 
 CONVERGING = (2.0, -1.5, 0.5)
 """Factors of x, x^3 and x^5 whose iteration converges to exactly one."""
@@ -86,9 +87,9 @@ class Thread(ProcessGroup):
 
     def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.values[self.rank] = values
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=PATIENCE_S)
         total = sum(self.values[rank] for rank in range(self.world_size))
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=PATIENCE_S)
         return total
 
 
