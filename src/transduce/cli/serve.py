@@ -72,7 +72,7 @@ def serve(
         Limit for each key or, without keys, for each address. Refused requests, such as
         those with a wrong key, count by address.
     max_characters
-        Maximum number of characters of text in a request.
+        Maximum number of characters of text in a request, without the markup of HTML.
     max_tokens
         Maximum number of tokens of text in a request; a rare character may be several
         tokens.

@@ -45,6 +45,7 @@ from transduce.serving.messages import (
     quoted,
     read_message,
 )
+from transduce.serving.served_models import require_few_characters
 from transduce.text.corpus import read_text
 
 LOCAL_NAME = "localhost"
@@ -410,7 +411,8 @@ class AdmissionConfig:
     requests_per_minute: int | None = None
     """Limit for each key or, without keys, for each address."""
     max_characters: int = 10_000
-    """Maximum number of characters of all texts of a request."""
+    """Maximum number of characters of all texts of a request. Of HTML, only those of
+    its sentences count."""
     body_timeout_s: float = 10.0
     """Seconds that a client may take to send a request's body."""
 
@@ -461,7 +463,7 @@ class Admission:
             raise
         if self._rate:
             self._count(self._rate, client)
-        self._check_length(message)
+        require_few_characters(message.limited_texts, self.config.max_characters)
         return message
 
     async def _body(self, request: Request) -> bytes:
@@ -522,14 +524,6 @@ class Admission:
                 f"At most {counted(rate.per_minute, 'request')} a minute may be "
                 f"sent; try again in {counted(seconds, 'second')}.",
                 retry_after_s=seconds,
-            )
-
-    def _check_length(self, message: RequestMessage) -> None:
-        most, length = self.config.max_characters, sum(map(len, message.texts))
-        if length > most:
-            raise TooLongError(
-                f"A request must have at most {most:,} characters of text, but has "
-                f"{length:,}; send it in parts."
             )
 
 

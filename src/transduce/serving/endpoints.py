@@ -182,7 +182,10 @@ class Endpoints:
         model = by_languages(self._translating, message.source, message.target)
         model.queue.require_few(len(message.texts), "text")
         work = translate_documents(
-            model.queue, message.texts, _options(message, model), message.alternatives
+            model.queue,
+            message.texts,
+            self._options(message, model),
+            message.alternatives,
         )
         found = await while_connected(request, work)
         detected = messages.DetectedLanguage(confidence=0.0, language=model.source)
@@ -240,7 +243,8 @@ class Endpoints:
         """Refuse a file, since only texts are translated."""
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
-            "This server does not translate files; send their text to /translate.",
+            "This server keeps no files; send their text to /translate, that of HTML "
+            'with `"format": "html"`.',
         )
 
     async def models(self) -> list[messages.Model]:
@@ -271,8 +275,8 @@ class Endpoints:
         model.require_target(message.target, "target")
         queue = model.queue
         deadline = queue.deadline()
-        options = _options(message, model)
-        segments = await in_thread(deadline, split, message.q, options)
+        options = self._options(message, model)
+        [segments] = await in_thread(deadline, split, [message.q], options)
         texts = sources(segments, options, queue)
         queue.require_few(len(texts))
         await queue.require_short(texts, deadline)
@@ -342,6 +346,20 @@ class Endpoints:
         # Up to a million numbers: formatting them would block the event loop.
         content = await in_thread(deadline, _attention_json, found, message.kind)
         return Response(content, media_type=JSON)
+
+    def _options(
+        self,
+        message: messages.TranslateRequest | messages.StreamRequest,
+        model: ServedModel,
+    ) -> DocumentOptions:
+        return DocumentOptions(
+            format=message.format,
+            language=model.language,
+            splits_lines=message.split_sentences,
+            tag=model.tag_for(message.target or model.target),
+            corpus_tag=_with_tag(model, message.tag).corpus_tag,
+            max_characters=self._admission.config.max_characters,
+        )
 
     async def _loaded(self, model: ServedModel, deadline: Deadline) -> "Attend":
         """Return the function that reads attention, when PyTorch has the model.
@@ -435,18 +453,6 @@ def _tagged(
     model.require_target(language, "target_language")
     tag = model.tag_for(language or model.target)
     return [tagged(each, tag, model.queue.translator.tokenizer) for each in sources]
-
-
-def _options(
-    message: messages.TranslateRequest | messages.StreamRequest, model: ServedModel
-) -> DocumentOptions:
-    return DocumentOptions(
-        format=message.format,
-        language=model.language,
-        splits_lines=message.split_sentences,
-        tag=model.tag_for(message.target or model.target),
-        corpus_tag=_with_tag(model, message.tag).corpus_tag,
-    )
 
 
 def _with_tag(model: ServedModel, tag: str | None) -> Translator:

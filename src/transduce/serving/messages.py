@@ -116,7 +116,12 @@ class RequestMessage(BaseModel):
     @property
     @abstractmethod
     def texts(self) -> list[str]:
-        """Texts that count towards the length limit."""
+        """All texts of the request."""
+
+    @property
+    def limited_texts(self) -> list[str]:
+        """Texts whose characters are limited as the request arrives."""
+        return self.texts
 
 
 class _TextRequest(RequestMessage):
@@ -143,6 +148,11 @@ class TranslateRequest(RequestMessage):
     @property
     def texts(self) -> list[str]:
         return [self.q] if isinstance(self.q, str) else self.q
+
+    @property
+    def limited_texts(self) -> list[str]:
+        # The sentences of HTML count once they are known, without its markup.
+        return [] if self.format == "html" else self.texts
 
 
 class DetectedLanguage(BaseModel):
@@ -197,7 +207,11 @@ class FrontendSettings(BaseModel):
         bool, Field(description="Whether the server has keys.")
     ]
     charLimit: Annotated[  # noqa: N815
-        int, Field(description="Maximum number of characters of a request.")
+        int,
+        Field(
+            description="Maximum number of characters of a request, without the markup "
+            "of HTML."
+        ),
     ]
     filesTranslation: Annotated[  # noqa: N815
         bool, Field(description="Always false: the server does not translate files.")
@@ -258,6 +272,10 @@ class StreamRequest(_TextRequest):
     format: FormatName = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
+
+    @property
+    def limited_texts(self) -> list[str]:
+        return [] if self.format == "html" else self.texts
 
 
 class ScoredText(BaseModel):

@@ -5,7 +5,7 @@ A document is split into sentences, translated, and joined.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 from transduce.decoding.alignment import attended_links
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, TooLongError
 from transduce.files import real_path
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
@@ -302,6 +302,8 @@ class DocumentOptions:
     """Tag of the target language before each sentence; empty for none."""
     corpus_tag: str = ""
     """Tag of a corpus before each sentence; empty for none."""
+    max_characters: int | None = None
+    """Maximum number of characters of all sentences of a request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,10 +333,30 @@ def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
     return replace(own, beam_size=beam_size, num_best=num_best)
 
 
-def split(document: str, options: DocumentOptions) -> list[Segment]:
-    """Split a document into sentences and the text between them."""
+def require_few_characters(texts: Iterable[str], most: int) -> None:
+    """Raise `TooLongError` for texts with more characters than a request may have."""
+    length = sum(map(len, texts))
+    if length > most:
+        raise TooLongError(
+            f"A request must have at most {most:,} characters of text, but has "
+            f"{length:,}; send it in parts."
+        )
+
+
+def split(documents: Sequence[str], options: DocumentOptions) -> list[list[Segment]]:
+    """Split documents into sentences and the text between them.
+
+    Raises `TooLongError` if the sentences have more characters than they may have.
+    """
     split_format = split_html if options.format == "html" else split_text
-    return split_format(document, options.language, splits_lines=options.splits_lines)
+    found = [
+        split_format(each, options.language, splits_lines=options.splits_lines)
+        for each in documents
+    ]
+    if options.max_characters is not None:
+        texts = (text for segments in found for text in sentences(segments))
+        require_few_characters(texts, options.max_characters)
+    return found
 
 
 def reader_of(queue: RequestQueue, options: DocumentOptions) -> Translator:
@@ -362,9 +384,7 @@ async def translate_documents(
 ) -> list[TranslatedDocument]:
     """Translate documents, each with at most `num_alternatives` alternatives."""
     deadline = queue.deadline()
-    split_documents = await in_thread(
-        deadline, lambda: [split(document, options) for document in documents]
-    )
+    split_documents = await in_thread(deadline, split, documents, options)
     # The sentences of all documents are translated together, in their order.
     segments = [each for document in split_documents for each in document]
     sentence_segments = [each for each in segments if each.is_sentence]

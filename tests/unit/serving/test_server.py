@@ -444,6 +444,15 @@ def test_requests_that_wait_for_pytorch_hold_up_no_others(
         wait_until(lambda: server.post("/v1/attention", pair).status == 200)
 
 
+@pytest.mark.parametrize("path", ["/translate", "/v1/translate"])
+def test_markup_does_not_count_as_text(http: RunningServer, path: str) -> None:
+    page = f"<!--{'-' * 50_000}--><style>{'a' * 50_000}</style><p>one</p>"
+    body = {"q": page, "model": "en-de", "format": "html", **EN_DE}
+    answer = http.post(path, body)
+    assert answer.status == 200
+    assert b"eins" in answer.body
+
+
 def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None:
     http.post("/translate", {"q": "one", **EN_DE})
     http.get("/no/such/path")
@@ -474,6 +483,10 @@ def test_metrics_have_the_text_format_of_prometheus(http: RunningServer) -> None
         ("/v1/translate", {"q": "a", "model": "en-de", "alternatives": False}, 400,
          "alternatives: Input should be a valid integer"),
         ("/translate", {"q": "a" * 10_001, **EN_DE}, 413,
+         "at most 10,000 characters of text, but has 10,001"),
+        ("/translate", {"q": "<p>a" * 2501 + "a" * 7_500, **EN_DE, "format": "html"},
+         413, "at most 10,000 characters of text, but has 10,001"),
+        ("/v1/translate", {"q": "a" * 10_001, "model": "en-de", "format": "html"}, 413,
          "at most 10,000 characters of text, but has 10,001"),
         ("/translate", b" " * 200_000, 413, "at most 130,000 bytes"),
         ("/translate", {"q": "a.\n" * 1025, **EN_DE}, 413,
