@@ -78,6 +78,7 @@ PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/files.js": ("files.js", "text/javascript; charset=utf-8"),
     "/attention.js": ("attention.js", "text/javascript; charset=utf-8"),
     "/tree.js": ("tree.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),

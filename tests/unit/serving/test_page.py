@@ -17,6 +17,7 @@ from transduce.checkpoint import Checkpoint
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.serving.admission import AdmissionConfig
+from transduce.serving.request_queue import QueueConfig
 from transduce.serving.server import examples
 
 pytestmark = pytest.mark.slow
@@ -541,11 +542,259 @@ def test_a_text_that_is_too_long_shows_an_error(
 ) -> None:
     page = browser.new_page()
     page.goto(http.address)
+    page.select_option("#format", "html")
     page.fill("#source", "one " * 2501)
     expect(page.locator("#error")).to_contain_text("at most 10,000 characters")
     page.fill("#source", "one")
     expect(page.locator("#error")).to_be_hidden()
     page.close()
+
+
+SHORT = AdmissionConfig(max_characters=20)
+
+
+def sent_texts(page: Page) -> list[str]:
+    """The texts that a page sends from now on."""
+    texts: list[str] = []
+
+    def note(request: Request) -> None:
+        if request.url.endswith("/v1/translate"):
+            texts.append(request.post_data_json["q"])
+
+    page.on("request", note)
+    return texts
+
+
+def test_a_text_that_is_longer_than_a_request_is_sent_in_parts(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    model = served(trained_checkpoint, "en-de")
+    with running([model], SHORT) as server:
+        page = browser.new_page()  # whose console logs that attention is refused
+        page.goto(server.address)
+        texts = sent_texts(page)
+        page.fill("#source", "one two.\nthree\n\none. two three four five six. one")
+        expect(page.locator("#copy")).to_be_enabled()
+        expect(page.locator("#error")).to_be_hidden()
+        shown = page.locator("#target").text_content()
+        page.close()
+        expected = [
+            f"{offline(server, 'one two.')}\n{offline(server, 'three')}\n\n",
+            f"{offline(server, 'one.')} ",
+            f"{offline(server, 'two three four five')} ",
+            f"{offline(server, 'six.')} {offline(server, 'one')}",
+        ]
+    assert shown == "".join(expected)
+    assert texts == [
+        "one two.\nthree\n\n",
+        "one. ",
+        "two three four five ",
+        "six. one",
+    ]
+
+
+def test_no_character_is_cut_where_a_text_is(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    text = "1" + "👩" * 40  # without letters, and so copied
+    with running([served(trained_checkpoint, "en-de")], SHORT) as server:
+        for page in watched(browser, server):
+            texts = sent_texts(page)
+            page.fill("#source", text)
+            expect(page.locator("#copy")).to_be_enabled()
+    assert "".join(texts) == text
+    assert len(texts) > 4
+
+
+def test_a_text_of_more_sentences_than_may_wait_is_sent_in_smaller_parts(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    model = served(trained_checkpoint, "en-de", QueueConfig(max_waiting=16))
+    with running([model]) as server:
+        page = browser.new_page()  # whose console logs each refusal
+        page.goto(server.address)
+        texts = sent_texts(page)
+        page.fill("#source", "one two three four five.\n" * 40)
+        expect(page.locator("#copy")).to_be_enabled()
+        expect(page.locator("#target .sentence")).to_have_count(40)
+        expect(page.locator("#error")).to_be_hidden()
+        page.close()
+    lengths = [len(each) for each in texts]
+    assert lengths == [1000, 500, 250, 250, 500, 250, 250]
+
+
+def test_a_part_that_a_busy_server_refuses_is_sent_again(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    with running([served(trained_checkpoint, "en-de")], SHORT) as server:
+        page = browser.new_page()
+        page.goto(server.address)
+        texts = sent_texts(page)
+
+        def answer(route: Route) -> None:
+            if len(texts) == 2:
+                route.fulfill(**BUSY)
+            else:
+                route.continue_()
+
+        page.route("**/v1/translate", answer)
+        page.fill("#source", "one two three.\nfour.\nfive six.")
+        expect(page.locator("#target .sentence")).to_have_count(3)
+        expect(page.locator("#copy")).to_be_enabled()
+        expect(page.locator("#error")).to_be_hidden()
+        page.close()
+    assert texts == ["one two three.\n", *["four.\nfive six."] * 2]
+
+
+HTML = '<p title="two">one <b>two</b> &amp; three</p>\n<hr><h1>four</h1>'
+
+
+def open_file(page: Page, name: str, content: str | bytes) -> None:
+    content = content.encode() if isinstance(content, str) else content
+    kind = "text/html" if "htm" in name else ""
+    page.set_input_files("#file", {"name": name, "mimeType": kind, "buffer": content})
+
+
+def saved(page: Page) -> tuple[str, bytes]:
+    """Name and content of the result's file."""
+    expect(page.locator("#save")).to_be_enabled()
+    with page.expect_download() as download:
+        page.click("#save")
+    return download.value.suggested_filename, download.value.path().read_bytes()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_file_of_text_is_translated_and_saved(
+    page: Page, http: RunningServer, encoding: str
+) -> None:
+    open_file(page, "my letter.v2.txt", "one é.\r\n\r\ntwo".encode(encoding))
+    expect(page.locator("#source")).to_have_value("one é.\n\ntwo")
+    expect(page.locator("#format")).to_have_value("")
+    name, content = saved(page)
+    assert name == "my letter.v2.de.txt"
+    expected = f"{offline(http, 'one é.')}\r\n\r\n{offline(http, 'two')}"
+    assert content.decode() == expected
+
+
+def test_subtitles_keep_their_numbers_and_times(
+    page: Page, http: RunningServer
+) -> None:
+    text = "{}\n00:00:01,000 --> 00:00:02,500\n{}\n\n"
+    open_file(page, "film.srt", text.format(1, "one") + text.format(2, "two three"))
+    name, content = saved(page)
+    assert name == "film.de.srt"
+    assert content.decode() == text.format(1, offline(http, "one")) + text.format(
+        2, offline(http, "two three")
+    )
+
+
+def test_typed_text_is_saved_under_a_name_of_its_own(page: Page) -> None:
+    open_file(page, "letter.txt", "one")
+    expect(page.locator("#save")).to_be_enabled()
+    page.fill("#source", "")
+    expect(page.locator("#save")).to_be_disabled()
+    page.fill("#source", "two")
+    assert saved(page)[0] == "translation.de.txt"
+
+
+def test_a_file_of_html_keeps_its_tags(page: Page, http: RunningServer) -> None:
+    page.once("dialog", lambda _: pytest.fail("The page has run a script of a file."))
+    html = f"{HTML}<script>alert(1)</script><img src=x onerror=alert(2)>"
+    body = {"q": html, "source": "en", "target": "de", "format": "html"}
+    expected = http.post("/translate", body).json["translatedText"]
+    open_file(page, "page.htm", html)
+    expect(page.locator("#format")).to_have_value("html")
+    assert saved(page) == ("page.de.htm", expected.encode())
+    expect(page.locator("#sentence-source")).to_have_text("one two & three")
+    assert "<" not in page.locator("#alternatives").inner_text()
+    expect(page.locator("#attention .word").first).to_be_visible()
+    assert "<b>" not in page.locator("#attention").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("charset", "mark"), [("iso-8859-1", b"\xef\xbb\xbf"), ("UTF-8", b"")]
+)
+def test_a_page_is_read_in_its_charset_and_saved_so_that_browsers_read_it(
+    page: Page, charset: str, mark: bytes
+) -> None:
+    html = f'<meta charset="{charset}"><pre>é</pre>one'
+    open_file(page, "page.html", html.encode(charset))
+    expect(page.locator("#source")).to_have_value(html)
+    _, content = saved(page)
+    start = f'<meta charset="{charset}"><pre>é</pre>'
+    assert content.startswith(mark + start.encode())
+
+
+def test_a_dropped_file_is_translated(page: Page, http: RunningServer) -> None:
+    def dropped(*names: str) -> Any:
+        return page.evaluate_handle(
+            "names => { const moved = new DataTransfer();"
+            "names.forEach((each) => moved.items.add(new File(['one two'], each)));"
+            "return moved; }",
+            list(names),
+        )
+
+    two, one = dropped("a.txt", "b.txt"), dropped("a.txt")
+    page.dispatch_event("body", "drop", {"dataTransfer": two})
+    expect(page.locator("#error")).to_have_text("One file can be translated at a time.")
+    page.dispatch_event("#source", "dragover", {"dataTransfer": one})
+    expect(page.locator("#source")).to_have_class("is-drop")
+    page.dispatch_event("#source", "drop", {"dataTransfer": one})
+    expect(page.locator("#target")).to_have_text(offline(http, "one two"))
+    expect(page.locator("#source")).not_to_have_class("is-drop")
+    expect(page.locator("#error")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.docx", b"PK", "a.docx must be text or HTML (.txt, .srt, .html), but is"),
+        ("a.txt", b"one\n" * 500_001, "a.txt must have at most 2 MB, but has 2.1 MB"),
+        ("a.txt", b"one \xe9", "a.txt must be text in UTF-8"),
+        ("a.txt", b"one\0two", "a.txt must be text in UTF-8"),
+        ("a.html", b"<meta charset=utf-7>\xff", "a.html must be text in UTF-8"),
+        ("a.txt", b" \r\n", "a.txt has no text."),
+    ],
+    ids=["kind", "large", "latin-1", "binary", "unknown charset", "empty"],
+)
+def test_a_file_that_cannot_be_translated_is_refused(
+    page: Page, name: str, content: bytes, message: str
+) -> None:
+    page.fill("#source", "one")
+    expect(page.locator("#copy")).to_be_enabled()
+    open_file(page, name, content)
+    expect(page.locator("#error")).to_contain_text(message)
+    expect(page.locator("#source")).to_have_value("one")
+    open_file(page, "b.txt", "two")
+    expect(page.locator("#error")).to_be_hidden()
+
+
+def test_a_parser_reads_files_of_text_only(page: Page) -> None:
+    page.select_option("#model", "trees")
+    expect(page.locator("#format")).to_be_hidden()
+    open_file(page, "a.html", HTML)
+    expect(page.locator("#error")).to_contain_text("a.html must be text for a parser")
+    open_file(page, "a.txt", "one two")
+    expect(page.locator("#tree .leaf")).to_have_text(["one", "two"])
+    name, content = saved(page)
+    assert name == "a.trees.txt"
+    assert content.startswith(b"(")
+
+
+def test_a_file_is_opened_by_keyboard(page: Page) -> None:
+    page.locator("#source").focus()
+    page.keyboard.press("Tab")
+    expect(page.locator("#open")).to_be_focused()
+    with page.expect_file_chooser():
+        page.keyboard.press("Enter")
+
+
+def test_the_choice_of_html_stays_when_the_page_is_reloaded(page: Page) -> None:
+    page.select_option("#format", "html")
+    page.reload()
+    expect(page.locator("#format")).to_have_value("html")
+    page.fill("#source", "<p>one</p>")
+    expect(page.locator("#sentence-source")).to_have_text("one")
 
 
 def test_a_stopped_server_shows_an_error(
@@ -645,6 +894,7 @@ def test_the_status_is_visible_beside_a_long_text(
     page.fill("#source", "\n".join(["one two three."] * 150))
     expect(page.locator("#target .sentence")).to_have_count(150)
     page.evaluate("scrollTo(0, 0)")
+    page.select_option("#format", "html")
     page.fill("#source", "one " * 2501)
     expect(page.locator("#error")).to_contain_text("at most 10,000 characters")
     for y in (0, 500, 1e6):

@@ -1,37 +1,44 @@
 // Translate, or parse, as one types: each sentence appears when it is done.
 
 import { drawing } from "./attention.js";
+import { readFile, saveFile } from "./files.js";
 import { treeDrawing } from "./tree.js";
 
 const PAUSE_MS = 250;
 const WIDEST = 600;
 const NUM_ALTERNATIVES = 3;
 const HTTP_FORBIDDEN = 403;
+const HTTP_TOO_LARGE = 413;
+const SHORTEST_PART = 200; // characters of a part that is not cut again
+const ENDS = ["\n", ". ", "。", " "]; // places to cut a text, best first
+const TELL_MS = 1000;
 const MOST_RETRIES = 3;
 const LONGEST_WAIT_S = 60;
 // There, Alt with a letter types another one, such as ß, ç or ś.
 const ALT_TYPES = /^(Mac|iP)/.test(navigator.platform);
-const [source, target, model, language, tag, swap] = [
-  "source", "target", "model", "language", "tag", "swap",
+const [source, target, model, language, tag, format, swap] = [
+  "source", "target", "model", "language", "tag", "format", "swap",
 ].map((id) => document.getElementById(id));
-const [key, error, status, copy, layer, head] = [
-  "key", "error", "status", "copy", "layer", "head",
+const [key, error, status, open, file, copy, save, layer, head] = [
+  "key", "error", "status", "open", "file", "copy", "save", "layer", "head",
 ].map((id) => document.getElementById(id));
 
 let models = [];
 let needsKey = false;
+let mostCharacters = Infinity; // of a request
+let opened = null; // the file that the text is from
 let timer = null;
 let starting = null;
 let running = null;
 let looking = null;
-let retries = 0; // since the user has typed or chosen something
 let isCurrent = false; // whether the result is that of the text and the choices
 let attention = null;
 let drawnWidth = 0;
 
 class Refused extends Error {
-  constructor(message, waitSeconds = NaN) {
+  constructor(message, status = NaN, waitSeconds = NaN) {
     super(message);
+    this.status = status;
     this.waitSeconds = waitSeconds;
   }
 }
@@ -56,7 +63,8 @@ async function checked(response) {
   const answer = await response.json().catch(() => null); // a proxy may send a page
   const reason = typeof answer?.error === "string"
     ? answer.error : `The server answered ${response.status}.`;
-  throw new Refused(reason, Number(response.headers.get("retry-after") || NaN));
+  const waitSeconds = Number(response.headers.get("retry-after") || NaN);
+  throw new Refused(reason, response.status, waitSeconds);
 }
 
 async function ask(path, body, signal) {
@@ -68,17 +76,53 @@ async function ask(path, body, signal) {
 
 // What is chosen now; a result keeps it, as it may change before the result is looked at.
 const choices = () => ({
-  model: model.value, target: language.value || null, tag: tag.value || null,
+  model: model.value,
+  target: language.value || null,
+  tag: tag.value || null,
+  format: (!isParser() && format.value) || null,
 });
 
 // Half of a character, as a cut emoji leaves it, is no text that the server could read.
 const wholeCharacters = (text) => text.replace(/\p{Cs}/gu, "\ufffd");
 
-function askForAll(text, chosen, signal) {
+function askForPart(text, chosen, signal) {
   const q = wholeCharacters(text);
-  return isParser()
+  return models.find(({ name }) => name === chosen.model)?.task === "parse"
     ? ask("v1/parse", { q, model: chosen.model }, signal)
     : ask("v1/translate", { q, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
+}
+
+// A text in parts of at most so many characters, cut between lines where it can be.
+function partsOf(text, most) {
+  const parts = [];
+  let rest = text;
+  while (rest.length > most) {
+    const part = rest.slice(0, most);
+    const mark = ENDS.find((each) => part.includes(each));
+    let end = mark ? part.lastIndexOf(mark) + mark.length : most;
+    if (!mark && end > 1 && /[\ud800-\udbff]$/.test(part)) end -= 1; // half of an emoji
+    parts.push(rest.slice(0, end));
+    rest = rest.slice(end);
+  }
+  return [...parts, rest];
+}
+
+// The pieces of a text, which is sent in as many parts as the server needs.
+async function* piecesOf(text, chosen, send) {
+  const parts = chosen.format ? [text] : partsOf(text, mostCharacters);
+  while (parts.length) {
+    const part = parts.shift();
+    let answer;
+    try {
+      answer = await send(part);
+    } catch (problem) {
+      const isLong = problem.status === HTTP_TOO_LARGE && part.length > SHORTEST_PART;
+      if (chosen.format || !isLong) throw problem;
+      parts.unshift(...partsOf(part, Math.ceil(part.length / 2)));
+      continue;
+    }
+    yield* jsonLines(answer);
+  }
 }
 
 function explain(problem) {
@@ -97,12 +141,25 @@ function secondsToRetry({ waitSeconds }, retriesMade) {
   return Math.max(waitSeconds, 1);
 }
 
-const retryNotice = (seconds) => `The page tries again in ${seconds} s.`;
+// Sends a request, and again as the server allows; `tell` hears why and when.
+async function persist(send, signal, tell) {
+  for (let retriesMade = 0; ; retriesMade += 1) {
+    try {
+      return await send();
+    } catch (problem) {
+      const seconds = secondsToRetry(problem, retriesMade);
+      if (seconds === null || signal.aborted) throw problem;
+      tell(problem, `The page tries again in ${seconds} s.`);
+      await new Promise((resolve) => setTimeout(resolve, 1000 * seconds));
+      signal.throwIfAborted();
+    }
+  }
+}
 
 function setCurrent(value) {
   isCurrent = value;
   target.classList.toggle("is-outdated", !value);
-  copy.disabled = !value || !target.textContent;
+  copy.disabled = save.disabled = !value || !target.textContent;
 }
 
 async function* jsonLines(response) {
@@ -143,11 +200,10 @@ function sentenceButton(piece, chosen) {
   return button;
 }
 
-async function work({ isRetry = false } = {}) {
+async function work() {
   clearTimeout(timer);
   running?.abort();
   setCurrent(false);
-  if (!isRetry) retries = 0;
   if (!chosenModel()) {
     await start();
     return;
@@ -156,57 +212,62 @@ async function work({ isRetry = false } = {}) {
   const text = source.value;
   const chosen = choices();
   if (!text.trim()) {
-    finish(text, [], null);
+    finish(text, 0, null);
     return;
   }
   if (needsKey && !key.value) {
-    finish(text, [], null);
+    finish(text, 0, null);
     showStatus("This server asks for a key: enter it above, then press Enter.");
     return;
   }
   target.setAttribute("aria-busy", "true");
-  showError("");
-  showStatus("Working…");
+  let count = 0;
+  let done = 0;
+  let first = null;
+  let told = performance.now();
+  const tellProgress = () => {
+    told = performance.now();
+    showStatus(done > 1 ? `Working… ${done} sentences are done.` : "Working…");
+  };
+  const send = (part) => persist(() => {
+    showError("");
+    tellProgress();
+    return askForPart(part, chosen, mine.signal);
+  }, mine.signal, (problem, notice) => {
+    explain(problem);
+    showStatus(notice);
+  });
   try {
-    const nodes = [];
-    let first = null;
-    let done = 0;
-    for await (const piece of jsonLines(await askForAll(text, chosen, mine.signal))) {
-      if (piece.error) throw new Refused(piece.error);
-      if (piece.score === null) {
-        nodes.push(document.createTextNode(resultOf(piece)));
-      } else {
-        nodes.push(sentenceButton(piece, chosen));
-        done += 1;
-        if (done > 1) showStatus(`Working… ${done} sentences are done.`);
-        if (!isEmpty(piece)) first ??= [nodes[nodes.length - 1], piece, chosen];
-      }
+    for await (const piece of piecesOf(text, chosen, send)) {
       if (mine !== running) return;
-      if (nodes.length === 1) target.replaceChildren();
-      target.append(nodes[nodes.length - 1]);
+      if (piece.error) throw new Refused(piece.error);
+      let node = resultOf(piece);
+      if (piece.score !== null) {
+        node = sentenceButton(piece, chosen);
+        done += 1;
+        if (performance.now() - told > TELL_MS) tellProgress();
+        if (!isEmpty(piece)) first ??= [node, piece, chosen];
+      }
+      if (!count) target.replaceChildren();
+      target.append(node);
+      count += 1;
     }
-    if (mine === running) finish(text, nodes, first);
+    if (mine === running) finish(text, count, first);
   } catch (problem) {
     if (mine !== running) return;
     target.setAttribute("aria-busy", "false");
     showStatus("");
     explain(problem);
-    const seconds = secondsToRetry(problem, retries);
-    if (seconds === null || source.value !== text) return; // the pause after typing goes on
-    retries += 1;
-    showStatus(retryNotice(seconds));
-    timer = setTimeout(() => work({ isRetry: true }), 1000 * seconds);
   }
 }
 
 // The user may have typed on since the text was sent.
-function finish(text, nodes, first) {
-  target.replaceChildren(...nodes);
+function finish(text, count, first) {
+  if (!count) target.replaceChildren();
   target.setAttribute("aria-busy", "false");
   showStatus("");
-  retries = 0;
   setCurrent(source.value === text);
-  if (nodes.length && !target.textContent.trim()) showStatus("The result is empty.");
+  if (count && !target.textContent.trim()) showStatus("The result is empty.");
   showError("");
   document.getElementById("sentence").hidden = first === null;
   if (first) {
@@ -222,8 +283,22 @@ function stopLooking() {
   attention = null; // a hidden place has no width to draw in
 }
 
+// The text of HTML, whose scripts do not run in a document of their own.
+function plain(html) {
+  const { textContent } = new DOMParser().parseFromString(html, "text/html").documentElement;
+  return textContent.replace(/\s+/g, " ").trim();
+}
+
+const plainPiece = (piece) => ({
+  ...piece,
+  source: plain(piece.source),
+  translation: plain(piece.translation),
+  alternatives: piece.alternatives.map(({ text, score }) => ({ text: plain(text), score })),
+});
+
 // What is known of one sentence: its tree or other translations, and attention.
-async function look(button, piece, chosen) {
+async function look(button, result, chosen) {
+  const piece = chosen.format ? plainPiece(result) : result;
   const isParse = piece.tree !== undefined;
   target.querySelectorAll(".sentence").forEach((each) =>
     each.setAttribute("aria-pressed", String(each === button)));
@@ -245,31 +320,31 @@ async function look(button, piece, chosen) {
   await showAttention(piece, chosen);
 }
 
-async function showAttention(piece, chosen, retriesMade = 0) {
+async function showAttention(piece, chosen) {
   looking?.abort();
   const mine = looking = new AbortController();
+  const body = {
+    source: piece.source, target: resultOf(piece), model: chosen.model,
+    target_language: chosen.target, tag: chosen.tag,
+  };
+  const say = (text) => {
+    attention = null;
+    document.getElementById("attention").textContent = text;
+  };
   try {
-    const body = {
-      source: piece.source, target: resultOf(piece), model: chosen.model,
-      target_language: chosen.target, tag: chosen.tag,
-    };
-    const found = await (await ask("v1/attention", body, mine.signal)).json();
+    const answer = await persist(
+      () => ask("v1/attention", body, mine.signal), mine.signal,
+      ({ message }, notice) => say(`${message} ${notice}`));
+    const found = await answer.json();
     if (mine !== looking) return;
     attention = found;
     offerChoices();
     draw();
   } catch (problem) {
     if (mine !== looking || problem.name === "AbortError") return;
-    attention = null;
-    const reason = problem instanceof Refused ? problem.message : "";
-    const seconds = secondsToRetry(problem, retriesMade);
-    document.getElementById("attention").textContent =
-      seconds === null ? reason : `${reason} ${retryNotice(seconds)}`;
-    if (!reason) explain(problem);
-    if (seconds === null) return;
-    setTimeout(() => {
-      if (mine === looking) showAttention(piece, chosen, retriesMade + 1);
-    }, 1000 * seconds);
+    const isRefused = problem instanceof Refused;
+    say(isRefused ? problem.message : "");
+    if (!isRefused) explain(problem);
   }
 }
 
@@ -356,12 +431,14 @@ function restore() {
     model.value = wanted.get("model");
   }
   offerLanguages(wanted.get("target"));
+  format.value = wanted.get("format") === "html" ? "html" : "";
   languageChosen(wanted.get("tag"));
 }
 
 function languageChosen(wantedTag = tag.value) {
   offerTags(wantedTag);
   swap.hidden = opposite() === undefined;
+  document.getElementById("format-label").hidden = isParser();
   nameLanguages();
   document.getElementById("target-title").textContent = isParser() ? "Trees" : "Translation";
   work();
@@ -401,6 +478,37 @@ async function copyTranslation() {
   }
 }
 
+async function openFile(chosen) {
+  try {
+    const found = await readFile(chosen);
+    if (found.isHtml && isParser()) {
+      throw new Error(`${found.name} must be text for a parser, but is HTML.`);
+    }
+    opened = found;
+  } catch (problem) {
+    showError(problem.message);
+    return;
+  }
+  source.value = opened.text;
+  if (!isParser()) format.value = opened.isHtml ? "html" : "";
+  remember();
+  work();
+}
+
+const hasFiles = ({ dataTransfer }) => dataTransfer?.types.includes("Files") ?? false;
+
+function drop(event) {
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  source.classList.remove("is-drop");
+  const [first, ...others] = event.dataTransfer.files;
+  if (others.length) {
+    showError("One file can be translated at a time.");
+  } else if (first) {
+    openFile(first);
+  }
+}
+
 // Typing may start it again before it has ended.
 function start() {
   starting ??= listModels().finally(() => {
@@ -415,6 +523,7 @@ async function listModels() {
     found = await (await checked(await fetch("v1/models"))).json();
     const settings = await (await checked(await fetch("frontend/settings"))).json();
     if (settings.keyRequired) askForKey();
+    mostCharacters = settings.charLimit;
   } catch (problem) {
     explain(problem);
     return;
@@ -434,6 +543,7 @@ async function listModels() {
 
 source.addEventListener("input", () => {
   setCurrent(false);
+  if (!source.value) opened = null;
   clearTimeout(timer);
   timer = setTimeout(work, PAUSE_MS);
 });
@@ -457,16 +567,32 @@ language.addEventListener("change", () => {
   languageChosen();
   remember();
 });
-tag.addEventListener("change", () => {
+[tag, format].forEach((each) => each.addEventListener("change", () => {
   work();
   remember();
-});
+}));
 document.getElementById("key-row").addEventListener("submit", (event) => {
   event.preventDefault();
   work();
 });
 swap.addEventListener("click", swapDirection);
 copy.addEventListener("click", copyTranslation);
+save.addEventListener("click", () =>
+  saveFile(target.textContent, chosenTarget(), choices().format !== null, opened));
+open.addEventListener("click", () => file.click());
+file.addEventListener("change", () => {
+  if (file.files.length) openFile(file.files[0]);
+  file.value = ""; // so that the same file can be opened again
+});
+addEventListener("dragover", (event) => {
+  if (!hasFiles(event)) return;
+  event.preventDefault(); // the browser would show the file in place of the page
+  source.classList.add("is-drop");
+});
+addEventListener("dragleave", ({ relatedTarget }) => {
+  if (relatedTarget === null) source.classList.remove("is-drop");
+});
+addEventListener("drop", drop);
 if (ALT_TYPES) [swap, copy].forEach((each) => each.removeAttribute("aria-keyshortcuts"));
 [layer, head].forEach((each) => each.addEventListener("change", draw));
 // An on-screen keyboard changes the height alone; the chosen word stays.
