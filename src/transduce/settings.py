@@ -5,12 +5,12 @@ import tomllib
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass, replace
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from transduce.errors import ConfigError
 
@@ -21,6 +21,45 @@ MAX_WHOLE = 2**53
 """Whole numbers up to this one are exact as floats."""
 LONGEST_SHOWN = 80
 """Maximum number of characters of a value in an error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Smallest and largest value of a number, as a part of its setting's type.
+
+        dropout: Annotated[float, Bounds(0, 1, below=True)] = 0.1
+
+    `convert_and_check` refuses other values, but for None.
+    """
+
+    minimum: float
+    maximum: float
+    above: bool = False
+    """Whether a value must be above the minimum."""
+    below: bool = False
+    """Whether a value must be below the maximum."""
+
+    def require(self, key: str, value: float) -> None:
+        """Raise `ConfigError` if a setting is out of bounds."""
+        is_large = value > self.minimum or (value == self.minimum and not self.above)
+        is_small = value < self.maximum or (value == self.maximum and not self.below)
+        if is_large and is_small:
+            return
+        bounds = [
+            f"{'above' if self.above else 'at least'} {self.minimum:,}",
+            f"{'below' if self.below else 'at most'} {self.maximum:,}",
+        ]
+        if not (self.above or self.below):  # the bound at fault says enough
+            bounds = bounds[1:] if is_large else bounds[:1]
+        raise ConfigError(
+            f"`{key}` must be {' and '.join(bounds)}, but is {shown(value)}."
+        )
+
+
+Rate = Annotated[float, Bounds(0, 1, below=True)]
+"""Share of a whole that it cannot reach, such as a dropout rate."""
+Share = Annotated[float, Bounds(0, 1)]
+Seed = Annotated[int, Bounds(0, 2**63 - 1)]
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -82,12 +121,10 @@ def require_between(
     try:
         if isinstance(without_numpy(value), bool):
             raise TypeError
-        if value is None or minimum <= value <= maximum:
-            return
+        if value is not None:
+            Bounds(minimum, maximum).require(key, value)
     except TypeError:
         raise ConfigError(f"`{key}` must be a number, but is {shown(value)}.") from None
-    bound, name = (maximum, "at most") if value > maximum else (minimum, "at least")
-    raise ConfigError(f"`{key}` must be {name} {bound:,}, but is {shown(value)}.")
 
 
 def require_one_of(key: str, value: object, literal: object) -> None:
@@ -124,14 +161,6 @@ def require_string(key: str, value: object) -> None:
     """Raise `ConfigError` unless an argument is a string."""
     if not isinstance(value, str):
         raise ConfigError(f"`{key}` must be a string, but is {shown(value)}.")
-
-
-def require_rate(key: str, rate: float) -> None:
-    """Raise `ConfigError` if a rate is not at least 0 and below 1."""
-    if not 0 <= rate < 1:
-        raise ConfigError(
-            f"`{key}` must be at least 0 and below 1, but is {shown(rate)}."
-        )
 
 
 def apply_file(config: Config, path: Path) -> Config:
@@ -227,12 +256,15 @@ def convert_and_check(config: object, prefix: str = "") -> None:
     Every dataclass of settings calls this first in `__post_init__`, since Python does
     not check types: "512" and True would pass for numbers. NumPy's numbers become
     Python's, as JSON files have no others. Raises `ConfigError` if a field holds a
-    value of another type, or none of its choices.
+    value of another type, none of its choices, or one outside its `Bounds`.
     """
     kind: Any = type(config)
     present = {name: getattr(config, name) for name in _type_hints(kind)}
     for name, value in converted(kind, present, prefix).items():
         object.__setattr__(config, name, value)  # the dataclasses are frozen
+    for name, bounds in _bounds(kind).items():
+        if (number := getattr(config, name)) is not None:
+            bounds.require(f"{prefix}{name}", number)
 
 
 def converted(
@@ -257,6 +289,19 @@ def _type_hints(kind: type) -> dict[str, Any]:
     """
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
+
+
+@cache
+def _bounds(kind: type) -> dict[str, Bounds]:
+    """Return the bounds of a dataclass's fields, which stand in their types."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return {
+        field.name: each
+        for field in fields(kind)
+        for option in (hints[field.name], *typing.get_args(hints[field.name]))
+        for each in getattr(option, "__metadata__", ())
+        if isinstance(each, Bounds)
+    }
 
 
 def _value(text: str) -> Any:

@@ -31,7 +31,7 @@ TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
         ),
         (
             ["augmentation.upper=2"],
-            "`augmentation.upper` must be from 0 to 1, but is 2.",
+            "`augmentation.upper` must be at most 1, but is 2.0.",
         ),
     ],
 )

@@ -87,7 +87,7 @@ def test_options_are_checked_before_training(
     ("options", "message"),
     [
         (("--set", "training.bogus=1"), "there is no setting `training.bogus`"),
-        (("--seeds", "-1"), "`training.seed` must be from 0 to 2^63 - 1, but is -1."),
+        (("--seeds", "-1"), "`training.seed` must be at least 0, but is -1."),
         (("--scale", "0.02", "--size", "small"), "`tokenizer.vocab_size` must be"),
         (("--set", "search.coverage_penalty=1"), "bytenet: `search.coverage_penalty`"),
     ],

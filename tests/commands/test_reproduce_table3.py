@@ -197,7 +197,7 @@ def test_a_named_corpus_is_fetched_into_the_folder(
         (("--rows", "A-h2"), "There is no row `A-h2`; did you mean `A-h"),
         (("--scale", "0"), "`scale` must be a multiple of 1/8 from 1/8 to 1, but is 0"),
         (("--steps", "0"), "`training.steps` must be at least 1, but is 0."),
-        (("--seeds", "-1"), "`training.seed` must be from 0 to 2^63 - 1, but is -1."),
+        (("--seeds", "-1"), "`training.seed` must be at least 0, but is -1."),
         (("--parallel", "0"), "`parallel` must be at least 1, but is 0."),
         (("--resamples", "0"), "`resamples` must be at least 1, but is 0."),
         (("--set", "model.dropuot=0.2"), "there is no setting `model.dropuot`; did"),

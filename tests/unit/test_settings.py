@@ -1,9 +1,10 @@
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from transduce.data.treebank import AugmentationConfig
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, PRESETS, RunConfig
 from transduce.settings import (
+    Bounds,
     apply_assignments,
     apply_file,
     apply_mapping,
+    convert_and_check,
     differences,
     nested,
     require_between,
@@ -293,7 +296,8 @@ def test_settings_made_in_python_have_the_types_of_their_fields(kind: Any) -> No
     kind(**given)
     for each in fields(kind):
         hint = get_type_hints(kind)[each.name]
-        options = get_args(hint) if type(hint) is UnionType else (hint,)
+        is_union = get_origin(hint) in (Union, UnionType)
+        options = get_args(hint) if is_union else (hint,)
         for wrong in [object(), *WRONG.get(options[0], [])]:
             if type(wrong) not in options:
                 with pytest.raises(ConfigError, match=rf"[`.]{each.name}` must be"):
@@ -330,6 +334,41 @@ def test_only_numbers_of_python_and_numpy_are_numbers() -> None:
     message = "`training.learning_rate_scale` must be a number, but is Fraction"
     with pytest.raises(ConfigError, match=message):
         apply_mapping(RunConfig(), {"training": training}, "")
+
+
+@dataclass(frozen=True)
+class Bounded:
+    size: Annotated[int, Bounds(1, 9)] | None = None
+    share: Annotated[float, Bounds(0, 1)] = 1.0
+    rate: Annotated[float, Bounds(0, 1, above=True, below=True)] = 0.5
+
+    def __post_init__(self) -> None:
+        convert_and_check(self, "table.")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"size": 0}, "`table.size` must be at least 1, but is 0."),
+        ({"size": 10**400}, "`table.size` must be at most 9, but is 1000"),
+        ({"share": -0.1}, "`table.share` must be at least 0, but is -0.1."),
+        ({"share": float("nan")}, "`table.share` must be at least 0, but is nan."),
+        ({"share": float("inf")}, "`table.share` must be at most 1, but is inf."),
+        ({"rate": 0.0}, "`table.rate` must be above 0 and below 1, but is 0.0."),
+        ({"rate": 1.0}, "`table.rate` must be above 0 and below 1, but is 1.0."),
+        ({"rate": float("nan")}, "`table.rate` must be above 0 and below 1, but is"),
+    ],
+)
+def test_a_number_outside_the_bounds_of_its_type_is_refused(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        Bounded(**given)
+
+
+def test_bounds_that_are_not_excluded_are_allowed() -> None:
+    for size in (None, 1, 9):
+        assert Bounded(size=size, share=0.0).size == size
 
 
 @dataclass(frozen=True)

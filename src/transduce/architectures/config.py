@@ -7,10 +7,10 @@ formula, so that `transduce presets` needs no PyTorch; tests compare it with the
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -21,8 +21,20 @@ from typing import (
 )
 
 from transduce.errors import ConfigError, RequestError
-from transduce.model.config import MAX, ModelConfig, Norm, Positions, count_parameters
-from transduce.settings import convert_and_check, require_between, require_rate, shown
+from transduce.model.config import (
+    MAX_LAYERS,
+    MAX_WIDTH,
+    InnerWidth,
+    ModelConfig,
+    Norm,
+    NumLayers,
+    NumPositions,
+    Positions,
+    VocabSize,
+    Width,
+    count_parameters,
+)
+from transduce.settings import Bounds, Rate, convert_and_check, require_between, shown
 
 TRANSFORMER = "transformer"
 """Architecture of folders that name none."""
@@ -68,19 +80,7 @@ class RivalConfig(ArchitectureConfig, Protocol):
         ...
 
 
-def _check_sizes(config: RivalConfig, largest: Mapping[str, int]) -> None:
-    """Check the types of all settings, the dropout rate, and the sizes, from 1 on.
-
-    `largest` has the largest value of each size; those of vocabularies are in `MAX`.
-    """
-    convert_and_check(config, "model.")
-    for name in ("vocab_size", "target_vocab_size"):
-        require_between(f"model.{name}", getattr(config, name), 1, MAX[name])
-    for name, most in largest.items():
-        require_between(f"model.{name}", getattr(config, name), 1, most)
-    require_rate("model.dropout", config.dropout)
-
-
+InitialRange = Annotated[float, Bounds(1e-6, 10)]
 Cell = Literal["lstm", "gru"]
 AttentionFunction = Literal["additive", "normed-additive", "general", "tanh-product"]
 AttentionQuery = Literal["previous", "current"]
@@ -99,23 +99,23 @@ class RecurrentConfig:
 
     has_cross_attention: ClassVar[bool] = True
 
-    vocab_size: int = 32_000
+    vocab_size: VocabSize = 32_000
     """Size of the vocabulary, as the tokenizer has learned it."""
-    target_vocab_size: int | None = None
+    target_vocab_size: VocabSize | None = None
     """Size of a separate target vocabulary. None for a shared vocabulary."""
     cell: Cell = "lstm"
     """Kind of the recurrent layers: lstm, or gru as in RNNsearch."""
-    encoder_layers: int = 8
+    encoder_layers: NumLayers = 8
     """Number of layers of the encoder."""
-    decoder_layers: int = 8
+    decoder_layers: NumLayers = 8
     """Number of layers of the decoder."""
-    d_model: int = 1024
+    d_model: Width = 1024
     """Width of the states of all layers, in each direction."""
-    embedding_width: int | None = None
+    embedding_width: Width | None = None
     """Width of the embeddings. None for `d_model`."""
-    attention_width: int | None = None
+    attention_width: Width | None = None
     """Width of the hidden layer of attention. None for `d_model`."""
-    readout_width: int | None = None
+    readout_width: Width | None = None
     """Width of the vectors that the output matrix is multiplied by, for the readouts
     attentional and maxout. None for `d_model`."""
     bidirectional: bool = True
@@ -150,7 +150,7 @@ class RecurrentConfig:
     encoder's layer of the same number (Luong et al., 2015; tensorflow/nmt); projected:
     tanh(W h) of the lowest encoder layer's backward state at the first token
     (RNNsearch)."""
-    dropout: float = 0.2
+    dropout: Rate = 0.2
     """Dropout rate of the inputs of all layers, contexts included; none inside the
     recurrence (Zaremba et al., 2014)."""
     shared_embedding: bool = False
@@ -161,23 +161,13 @@ class RecurrentConfig:
     """Distribution of the initial weights. uniform: in plus or minus `initial_range`;
     orthogonal: as in RNNsearch, with orthogonal recurrent matrices and the others
     normal with standard deviation 0.01, those of attention 0.001."""
-    initial_range: float = 0.04
+    initial_range: InitialRange = 0.04
     """Largest absolute value of initial weights that are uniform."""
-    forget_bias: float = 0.0
+    forget_bias: Annotated[float, Bounds(-100, 100)] = 0.0
     """First bias of the forget gates of LSTMs; 1 in tensorflow/nmt."""
 
     def __post_init__(self) -> None:
-        width, depth = MAX["d_model"], MAX["num_layers"]
-        _check_sizes(
-            self,
-            {
-                "d_model": width, "embedding_width": width, "attention_width": width,
-                "readout_width": width, "encoder_layers": depth,
-                "decoder_layers": depth,
-            },
-        )  # fmt: skip
-        require_between("model.initial_range", self.initial_range, 1e-6, 10)
-        require_between("model.forget_bias", self.forget_bias, -100, 100)
+        convert_and_check(self, "model.")
         self._check_layers()
         self._check_readout()
 
@@ -324,21 +314,21 @@ class DeepAttConfig:
 
     has_cross_attention: ClassVar[bool] = True
 
-    vocab_size: int = 80_000
+    vocab_size: VocabSize = 80_000
     """Size of the vocabulary, as the tokenizer has learned it. It is shared by
     source and target, as is their embedding."""
-    target_vocab_size: int | None = None
+    target_vocab_size: VocabSize | None = None
     """Size of a separate target vocabulary, for the symbols of a parser's trees. None
     for a shared vocabulary."""
-    embedding_width: int = 256
+    embedding_width: Width = 256
     """Dimension of the embeddings."""
-    d_model: int = 512
+    d_model: Width = 512
     """Number of cells of an LSTM layer, and width of the attention's hidden layer."""
-    encoder_layers: int = 9
+    encoder_layers: NumLayers = 9
     """Number of LSTM layers of each column of the encoder."""
-    decoder_layers: int = 7
+    decoder_layers: NumLayers = 7
     """Number of LSTM layers of the decoder."""
-    columns: int = 2
+    columns: Annotated[int, Bounds(1, 2)] = 2
     """Number of columns of the encoder, 1 or 2, that begin in opposite directions."""
     interleaved: bool = True
     """Whether the direction of a column alternates from layer to layer. If not, all
@@ -346,19 +336,12 @@ class DeepAttConfig:
     fast_forward: FastForward = "half"
     """Part of the feed-forward vector of a layer that the next layer takes beside the
     layer's output: its first half, all of it ("full") or none."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout rate of the outputs of LSTM layers, but for those of the encoder's top
     layers."""
 
     def __post_init__(self) -> None:
-        width, depth = MAX["d_model"], MAX["num_layers"]
-        _check_sizes(
-            self,
-            {
-                "embedding_width": width, "d_model": width, "encoder_layers": depth,
-                "decoder_layers": depth, "columns": 2,
-            },
-        )  # fmt: skip
+        convert_and_check(self, "model.")
         if self.d_model % 4:
             raise ConfigError(
                 "`model.d_model` must be a multiple of 4, as the context has a quarter "
@@ -402,8 +385,6 @@ class DeepAttConfig:
 
 
 MAX_KERNEL = 1_000
-MAX_DILATION = 2**20
-MAX_UNFOLDING = 100
 
 
 class Convolution(NamedTuple):
@@ -430,8 +411,8 @@ def convolutions(name: str, blocks: str) -> tuple[Convolution, ...]:
             )
         count, width, kernel = (int(number or 1) for number in match.groups())
         for size, number, largest in (
-            ("number of blocks", len(found) + count, MAX["num_layers"]),
-            ("width", width, MAX["d_model"]),
+            ("number of blocks", len(found) + count, MAX_LAYERS),
+            ("width", width, MAX_WIDTH),
             ("kernel", kernel, MAX_KERNEL),
         ):
             if not 1 <= number <= largest or count == 0:
@@ -455,9 +436,9 @@ class ConvolutionalConfig:
 
     has_cross_attention: ClassVar[bool] = True
 
-    vocab_size: int = 40_000
+    vocab_size: VocabSize = 40_000
     """Size of the vocabulary, as the tokenizer has learned it."""
-    target_vocab_size: int | None = None
+    target_vocab_size: VocabSize | None = None
     """Size of a separate target vocabulary, for the symbols of a parser's trees. None
     for a shared vocabulary."""
     encoder_blocks: str = "9x512k3,4x1024k3,2x2048k1"
@@ -466,23 +447,21 @@ class ConvolutionalConfig:
     decoder_blocks: str | None = None
     """Convolutional blocks of the decoder, each with attention. None for those of the
     encoder."""
-    d_embedding: int = 768
+    d_embedding: Width = 768
     """Dimension of the embeddings and of attention."""
-    d_output: int | None = None
+    d_output: Width | None = None
     """Dimension of the decoder's outputs. None for that of the embeddings."""
     shared_embedding: bool = False
     """Whether source, target and output share one matrix, as in the Transformer."""
-    max_positions: int = 1024
+    max_positions: NumPositions = 1024
     """Number of learned positional embeddings of either side; later positions share
     the last one."""
-    dropout: float = 0.2
+    dropout: Rate = 0.2
     """Dropout rate of embeddings, of the inputs of convolutions, and of the decoder's
     outputs."""
 
     def __post_init__(self) -> None:
-        width, positions = MAX["d_model"], MAX["max_positions"]
-        largest = {"d_embedding": width, "d_output": width, "max_positions": positions}
-        _check_sizes(self, largest)
+        convert_and_check(self, "model.")
         self.encoder_convolutions  # noqa: B018 # raises if they are written otherwise
         self.decoder_convolutions  # noqa: B018
         if self.shared_embedding and self.d_embedding != self.d_model:
@@ -563,42 +542,34 @@ class ByteNetConfig:
 
     has_cross_attention: ClassVar[bool] = False
 
-    vocab_size: int = 700
+    vocab_size: VocabSize = 700
     """Size of the vocabulary, as the tokenizer has learned it."""
-    target_vocab_size: int | None = None
+    target_vocab_size: VocabSize | None = None
     """Size of a separate target vocabulary, for the symbols of a parser's trees. None
     for a shared vocabulary."""
-    num_blocks: int = 30
+    num_blocks: NumLayers = 30
     """Number of residual blocks of the encoder."""
-    decoder_blocks: int | None = None
+    decoder_blocks: NumLayers | None = None
     """Number of residual blocks of the decoder. None for as many as the encoder."""
-    d_hidden: int = 800
+    d_hidden: Annotated[int, Bounds(1, MAX_WIDTH // 2)] = 800
     """Width d within residual blocks; between them it is 2d."""
-    kernel: int = 3
+    kernel: Annotated[int, Bounds(1, MAX_KERNEL)] = 3
     """Number of positions that an output of a convolution depends on."""
-    largest_dilation: int = 16
+    largest_dilation: Annotated[int, Bounds(1, 2**20)] = 16
     """Dilation of a round's last block. It doubles from 1 on from block to block; then
     the next round begins at 1."""
-    unfolding: float = 1.2
+    unfolding: Annotated[float, Bounds(1, 100)] = 1.2
     """Length of the encoder's output relative to the source. Later positions of the
     target depend on the target alone."""
     stacking: Stacking = "added"
     """Input of the decoder at a position: the sum of the encoder's output and the
     embedding of the target (added), or a linear map of both side by side (joined)."""
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Dropout rate of the outputs of residual blocks, before the sum. The paper has
     none for translation."""
 
     def __post_init__(self) -> None:
-        depth = MAX["num_layers"]
-        _check_sizes(
-            self,
-            {
-                "num_blocks": depth, "decoder_blocks": depth,
-                "d_hidden": MAX["d_model"] // 2, "kernel": MAX_KERNEL,
-                "largest_dilation": MAX_DILATION, "unfolding": MAX_UNFOLDING,
-            },
-        )  # fmt: skip
+        convert_and_check(self, "model.")
         if self.largest_dilation & (self.largest_dilation - 1):
             raise ConfigError(
                 "`model.largest_dilation` must be a power of two, as dilations double, "
@@ -649,32 +620,30 @@ Gating = Literal["noisy-top-k", "batchwise"]
 class ExpertsConfig:
     """Settings of a mixture of experts (Shazeer et al., 2017)."""
 
-    num_experts: int = 32
+    num_experts: Annotated[int, Bounds(1, 2**20)] = 32
     """Number of experts of a layer."""
     num_groups: int | None = None
     """Number of groups of a hierarchical mixture, where gates choose groups and then
     experts of these (appendix B). None for one level of gates."""
-    top_k: int = 4
+    top_k: Annotated[int, Bounds(1, 64)] = 4
     """Number of experts that a token goes to; in a hierarchical mixture, of groups and
     of experts in each of these groups. With batchwise gating it is the mean."""
-    d_ff: int = 2048
+    d_ff: InnerWidth = 2048
     """Inner dimension of each expert."""
     gating: Gating = "noisy-top-k"
     """Choice of experts in training: the k largest logits with noise (section 2.1), or
     as many tokens of the batch for each expert, with learned thresholds in decoding
     (appendix F)."""
-    importance_weight: float = 0.01
+    importance_weight: Annotated[float, Bounds(0, 1_000)] = 0.01
     """Weight of the loss of unequal importance, the sum of an expert's gates (section
     4). The default is that of translation (appendix E)."""
-    load_weight: float = 0.01
+    load_weight: Annotated[float, Bounds(0, 1_000)] = 0.01
     """Weight of the loss of unequal load, the number of an expert's tokens (appendix
     A). It has no effect on batchwise gating, whose loads are equal."""
 
     def __post_init__(self) -> None:
         where = "model.experts"
         convert_and_check(self, f"{where}.")
-        for name, largest in {"num_experts": 2**20, "d_ff": 2**18, "top_k": 64}.items():
-            require_between(f"{where}.{name}", getattr(self, name), 1, largest)
         require_between(f"{where}.num_groups", self.num_groups, 2, self.num_experts)
         if self.num_experts % (self.num_groups or 1):
             raise ConfigError(
@@ -689,8 +658,6 @@ class ExpertsConfig:
                 f"`{where}.top_k` must be at most {fewest}, the number of {kind}, but "
                 f"is {self.top_k}."
             )
-        for name in ("importance_weight", "load_weight"):
-            require_between(f"{where}.{name}", getattr(self, name), 0, 1_000)
 
     @property
     def levels(self) -> list[tuple[int, int]]:
@@ -794,29 +761,29 @@ class MixtureRecurrentConfig:
 
     has_cross_attention: ClassVar[bool] = True
 
-    vocab_size: int = 32_000
+    vocab_size: VocabSize = 32_000
     """Size of the vocabulary, as the tokenizer has learned it."""
-    target_vocab_size: int | None = None
+    target_vocab_size: VocabSize | None = None
     """Size of a separate target vocabulary. None for a shared vocabulary."""
-    d_model: int = 512
+    d_model: Width = 512
     """Width of embeddings, of the inputs and outputs of all layers, and of
     attention."""
     cells: int = 2048
     """Number of cells of each LSTM, whose outputs are projected to `d_model` (Sak et
     al., 2014)."""
-    encoder_layers: int = 3
+    encoder_layers: Annotated[int, Bounds(3, MAX_LAYERS)] = 3
     """Number of LSTMs of the encoder. The first two read the embeddings, forwards and
     backwards; the mixture is above them."""
-    decoder_layers: int = 2
+    decoder_layers: Annotated[int, Bounds(2, MAX_LAYERS)] = 2
     """Number of LSTMs of the decoder. The mixture is above the first one, which attends
     to the source."""
-    dropout: float = 0.4
+    dropout: Rate = 0.4
     """Dropout rate of the outputs of embeddings, LSTMs and mixtures."""
     shared_embedding: bool = False
     """Whether source and target have one embedding, if they share the vocabulary."""
     tied_output: bool = False
     """Whether the output matrix is the target's embedding."""
-    initial_range: float = 0.04
+    initial_range: InitialRange = 0.04
     """Weights of embeddings, LSTMs and attention are first uniform in plus or minus
     this range, as in GNMT (Wu et al., 2016). Biases are zero."""
     experts: ExpertsConfig = field(
@@ -825,13 +792,9 @@ class MixtureRecurrentConfig:
     """The mixtures of experts: one in the encoder, one in the decoder."""
 
     def __post_init__(self) -> None:
-        width, depth = MAX["d_model"], MAX["num_layers"]
-        _check_sizes(self, {"d_model": width})
+        convert_and_check(self, "model.")
         # PyTorch projects to fewer outputs than cells.
-        require_between("model.cells", self.cells, self.d_model + 1, 2 * width)
-        require_between("model.encoder_layers", self.encoder_layers, 3, depth)
-        require_between("model.decoder_layers", self.decoder_layers, 2, depth)
-        require_between("model.initial_range", self.initial_range, 1e-6, 10)
+        require_between("model.cells", self.cells, self.d_model + 1, 2 * MAX_WIDTH)
 
     @property
     def num_parameters(self) -> int:

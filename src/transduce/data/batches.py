@@ -14,24 +14,21 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import numpy as np
 from jaxtyping import Float64, Integer
 
 from transduce.data.corpus_mixture import CorpusMixture
 from transduce.data.dataset import OFFSET_TYPE, Dataset, EncodedSide
-from transduce.settings import convert_and_check, require_between
+from transduce.settings import Bounds, convert_and_check
 
 if TYPE_CHECKING:
     import transduce.data.tensors
     from transduce.data.augmentation import Augmentation
 
 
-MAX_TOKENS = 10**9
-"""Maximum number of tokens of an update or a batch."""
-MAX_LENGTH = 2**20
-"""Maximum number of tokens of a sentence."""
+NumTokens = Annotated[int, Bounds(1, 10**9)]
 PLANNED_PAIRS = 2**20
 """Number of pairs sorted by length at a time."""
 AUGMENTED_PAIRS = 2**17
@@ -47,21 +44,18 @@ Indices = Integer[np.ndarray, " _"]
 class BatchingConfig:
     """Sizes of updates and batches in tokens (section 5.1)."""
 
-    source_tokens: int = 25_000
+    source_tokens: NumTokens = 25_000
     """Approximate number of source tokens of an update, without padding."""
-    target_tokens: int = 25_000
+    target_tokens: NumTokens = 25_000
     """Approximate number of target tokens of an update, without padding."""
-    batch_tokens: int = 3_125
+    batch_tokens: NumTokens = 3_125
     """Maximum number of positions of a batch on each side, with padding."""
-    max_length: int = 256
+    max_length: Annotated[int, Bounds(1, 2**20)] = 256
     """Maximum length of either side in tokens, with the end token; longer pairs are
     dropped."""
 
     def __post_init__(self) -> None:
         convert_and_check(self, "batching.")
-        for name in ("source_tokens", "target_tokens", "batch_tokens"):
-            require_between(f"batching.{name}", getattr(self, name), 1, MAX_TOKENS)
-        require_between("batching.max_length", self.max_length, 1, MAX_LENGTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -12,20 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Integer
 
 from transduce.errors import LIST_CORPORA, ConfigError, counted
 from transduce.files import require_no_nul
-from transduce.settings import convert_and_check, require_between
+from transduce.settings import Bounds, convert_and_check
 from transduce.text.languages import canonical, guess_all
 from transduce.text.vocabulary import corpus_tag
 
 CANDIDATES = 16
 """Number of batches among which the next is chosen."""
-MAX_STEPS = 10**9
-"""Maximum number of updates of a stage."""
 MAX_WEIGHT = 10**9
 """Maximum weight of a corpus, which keeps sums and products finite."""
 
@@ -82,7 +81,7 @@ class CorpusConfig:
 class StageConfig:
     """Stage of training: weights of the corpora for a number of updates."""
 
-    steps: int | None = None
+    steps: Annotated[int, Bounds(1, 10**9)] | None = None
     """Number of updates; the last stage may leave it out and lasts to the end."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights by the names of corpora; others are not drawn. Without any, the corpora
@@ -90,7 +89,6 @@ class StageConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "stages.")
-        require_between("stages.steps", self.steps, 1, MAX_STEPS)
         for name, weight in self.weights.items():
             _require_positive(name, weight)
 

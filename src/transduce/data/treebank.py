@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from random import Random
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from transduce.data.corpus_files import Choice, CorpusFiles, choose
 from transduce.data.prepared_corpus import (
@@ -25,8 +25,8 @@ from transduce.data.prepared_corpus import (
     PreparedCorpus,
     prepare,
 )
-from transduce.errors import ConfigError, DataError
-from transduce.settings import convert_and_check, require_between
+from transduce.errors import DataError
+from transduce.settings import Bounds, Seed, Share, convert_and_check
 from transduce.text.corpus import (
     name_of,
     read_lines,
@@ -55,35 +55,24 @@ from transduce.trees.trees import (
     read_trees,
 )
 
-MAX_COPIES = 10_000
-"""Maximum number of variants of a tree."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentationConfig:
     """Settings of augmentation; by default there is none."""
 
-    copies: int = 0
+    copies: Annotated[int, Bounds(0, 10_000)] = 0
     """Number of variants of each tree, in addition to the tree itself."""
-    cut: float = 0.3
+    cut: Share = 0.3
     """Share of variants that are a constituent of their tree."""
-    replaced_constituents: float = 0.5
+    replaced_constituents: Share = 0.5
     """Share of variants with a constituent of another tree."""
-    replaced_words: float = 0.1
+    replaced_words: Share = 0.1
     """Share of the words of a variant that are replaced."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the variants."""
 
     def __post_init__(self) -> None:
         convert_and_check(self, "treebank.augmentation.")
-        require_between("treebank.augmentation.copies", self.copies, 0, MAX_COPIES)
-        require_between("treebank.augmentation.seed", self.seed, 0, 2**63 - 1)
-        for name in ("cut", "replaced_constituents", "replaced_words"):
-            if not 0 <= (value := getattr(self, name)) <= 1:
-                raise ConfigError(
-                    f"`treebank.augmentation.{name}` must be from 0 to 1, but is "
-                    f"{value}."
-                )
 
 
 def augmented(
@@ -181,8 +170,6 @@ def _within(tree: Tree, constituent: Constituent) -> tuple[Constituent, ...]:
     return tuple(takewhile(lambda each: each.start < constituent.end, following))
 
 
-MAX_GUIDANCE = 1_000
-"""Largest weight of guided attention; it exceeds the cross-entropy by far."""
 TEXT = "text"
 """Folder of the treebank as text during preparation."""
 WORDS, SYMBOLS = "words.txt", "symbols.txt"
@@ -197,7 +184,7 @@ class TreebankConfig:
     """Symbols of a tree: xx, where leaves are XX except punctuation (Vinyals et al.,
     2015); pos, where leaves keep their tags; in-order, where a bracket follows its
     first child (Liu and Zhang, 2017); in-order-pos, with tags."""
-    guidance: float = 0.0
+    guidance: Annotated[float, Bounds(0, 1_000)] = 0.0
     """Weight of the loss that guides cross-attention to the next word; 0 for no
     guidance."""
     augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
@@ -205,7 +192,6 @@ class TreebankConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "treebank.")
-        require_between("treebank.guidance", self.guidance, 0, MAX_GUIDANCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

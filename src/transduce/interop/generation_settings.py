@@ -13,7 +13,7 @@ from typing import Any
 
 from transduce.errors import CheckpointError, ConfigError, RequestError
 from transduce.files import read_json
-from transduce.model.config import MAX
+from transduce.model.config import MAX_VOCAB_SIZE
 from transduce.search_config import SearchConfig
 from transduce.settings import shown, shown_json
 from transduce.text.vocabulary import BOS, EOS
@@ -22,7 +22,7 @@ SETTINGS, SEARCH = "config.json", "generation_config.json"
 TOKENIZER, CLEAN_UP = "tokenizer_config.json", "clean_up_tokenization_spaces"
 SPECIAL = ("pad_token_id", "decoder_start_token_id", "eos_token_id")
 """Names of the special ids, in this package's order."""
-MAX_WHOLE = MAX["vocab_size"]
+MAX_WHOLE = MAX_VOCAB_SIZE
 """Largest whole number that is accepted."""
 NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     "do_sample": ((None, False), "`transduce sample` draws translations at random"),

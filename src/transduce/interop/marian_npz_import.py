@@ -49,7 +49,7 @@ from transduce.interop.portable_tokenizer import (
     require_whole_characters,
 )
 from transduce.model.config import (
-    MAX,
+    MAX_VOCAB_SIZE,
     Activation,
     ModelConfig,
     Norm,
@@ -549,7 +549,7 @@ def _whole(options: Options, name: str, path: Path, default: int | None = None) 
             f"{path}: the option `{name}` must be a whole number, but is "
             f"{shown(value)}."
         )
-    minimum, maximum = int(default is None), MAX["vocab_size"]
+    minimum, maximum = int(default is None), MAX_VOCAB_SIZE
     if len(value) > 12 or not minimum <= int(value) <= maximum:
         raise CheckpointError(
             f"{path}: the option `{name}` must be from {minimum} to {maximum:,}, but "

@@ -7,13 +7,13 @@ and the table of sinusoids.
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from math import prod
-from typing import ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import numpy as np
 from jaxtyping import Float, Integer
 
 from transduce.errors import ConfigError
-from transduce.settings import convert_and_check, require_between, require_rate
+from transduce.settings import Bounds, Rate, convert_and_check
 
 Positions = Literal["sinusoidal", "learned"]
 Norm = Literal["post", "pre"]
@@ -25,23 +25,17 @@ ATTENTION_KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 """The three uses of attention (section 3.2.3): self-attention in the encoder and in the
 decoder, and cross-attention, named "encoder-decoder" as in the paper."""
 
-MAX = {
-    "vocab_size": 2**24,
-    "target_vocab_size": 2**24,
-    "num_layers": 1_000,
-    "decoder_layers": 1_000,
-    "d_model": 2**16,
-    "d_ff": 2**18,
-    "num_heads": 2**10,
-    "d_k": 2**16,
-    "d_v": 2**16,
-    "max_positions": 2**20,
-    "neighbourhood": 2**20,
-}
-"""Largest value of each size, within the integers of the native library."""
-
-MAX_POSITION_BASE = 1e12
-"""Largest base of the wavelengths of sinusoids."""
+MAX_VOCAB_SIZE = 2**24
+"""Largest vocabulary; like all sizes below, within the integers of the native
+library."""
+MAX_LAYERS = 1_000
+MAX_WIDTH = 2**16
+VocabSize = Annotated[int, Bounds(1, MAX_VOCAB_SIZE)]
+NumLayers = Annotated[int, Bounds(1, MAX_LAYERS)]
+Width = Annotated[int, Bounds(1, MAX_WIDTH)]
+InnerWidth = Annotated[int, Bounds(1, 2**18)]
+NumHeads = Annotated[int, Bounds(1, 2**10)]
+NumPositions = Annotated[int, Bounds(1, 2**20)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,39 +44,39 @@ class ModelConfig:
 
     has_cross_attention: ClassVar[bool] = True
 
-    vocab_size: int = 37_000
+    vocab_size: VocabSize = 37_000
     """Size of the vocabulary, as the tokenizer has learned it. It is shared by
     source and target, as is their embedding."""
-    target_vocab_size: int | None = None
+    target_vocab_size: VocabSize | None = None
     """Size of a separate target vocabulary with an embedding of its own: the symbols of
     a parser's trees (section 6.3), or the first pieces of an imported translator's
     vocabulary. None for a shared vocabulary."""
-    num_layers: int = 6
+    num_layers: NumLayers = 6
     """Number of layers N of the encoder and of the decoder."""
-    decoder_layers: int | None = None
+    decoder_layers: NumLayers | None = None
     """Number of layers of the decoder. None for as many as the encoder."""
-    d_model: int = 512
+    d_model: Width = 512
     """Dimension of the embeddings and of the outputs of all sub-layers."""
-    d_ff: int = 2048
+    d_ff: InnerWidth = 2048
     """Inner dimension of the feed-forward networks."""
-    num_heads: int = 8
+    num_heads: NumHeads = 8
     """Number of attention heads h."""
-    d_k: int = 64
+    d_k: Width = 64
     """Dimension of the queries and keys of one head."""
-    d_v: int = 64
+    d_v: Width = 64
     """Dimension of the values of one head."""
-    dropout: float = 0.1
+    dropout: Rate = 0.1
     """Dropout rate P_drop of sub-layer outputs and of embeddings (section 5.4)."""
-    attention_dropout: float = 0.0
+    attention_dropout: Rate = 0.0
     """Dropout rate of attention weights. The paper mentions it for parsing only
     (section 6.3), without a rate."""
-    relu_dropout: float = 0.0
+    relu_dropout: Rate = 0.0
     """Dropout rate after the activation of the feed-forward networks. The paper has
     none."""
     positions: Positions = "sinusoidal"
     """Positional encoding: sinusoids (section 3.5) or learned embeddings (Table 3, row
     E)."""
-    max_positions: int = 1024
+    max_positions: NumPositions = 1024
     """Number of learned positional embeddings; later positions share the last one.
     Sinusoids have no limit."""
     norm: Norm = "post"
@@ -93,11 +87,11 @@ class ModelConfig:
     additive."""
     activation: Activation = "relu"
     """Activation of the feed-forward networks: relu, as in the paper, or silu."""
-    position_base: float = 10_000.0
+    position_base: Annotated[float, Bounds(1, 10**12, above=True)] = 10_000.0
     """Base b of the wavelengths of sinusoids, 2 pi b^(2i / d_model) (section 3.5).
     Marian's own models have 10,000^(d_model / (d_model - 2)), with which the longest
     wavelength is exactly 10,000 times the shortest, as in tensor2tensor."""
-    neighbourhood: int | None = None
+    neighbourhood: NumPositions | None = None
     """Neighbourhood r of restricted self-attention, in positions to either side
     (section 4), for long sequences: time and memory then grow with their length, not
     with its square. None for all positions, as in the paper's models."""
@@ -105,7 +99,7 @@ class ModelConfig:
     """Self-attention of the decoder: attention, as in the paper, or ssru, a recurrent
     unit in its place, with which a step of decoding costs the same at every position.
     Kim et al. (2019) report fast students with it."""
-    norm_epsilon: float = 1e-6
+    norm_epsilon: Annotated[float, Bounds(0, 1, above=True, below=True)] = 1e-6
     """Constant in the denominator of layer normalization. The paper does not give it;
     the default is that of its code, tensor2tensor."""
     output_bias: bool = False
@@ -120,20 +114,6 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "model.")
-        for name, largest in MAX.items():
-            require_between(f"model.{name}", getattr(self, name), 1, largest)
-        for name in ("dropout", "attention_dropout", "relu_dropout"):
-            require_rate(f"model.{name}", getattr(self, name))
-        if not 1 < self.position_base <= MAX_POSITION_BASE:
-            raise ConfigError(
-                "`model.position_base` must be above 1 and at most "
-                f"{MAX_POSITION_BASE:g}, but is {self.position_base}."
-            )
-        if not 0 < self.norm_epsilon < 1:
-            raise ConfigError(
-                "`model.norm_epsilon` must be above 0 and below 1, but is "
-                f"{self.norm_epsilon}."
-            )
         # A sine and a cosine form a pair.
         if self.positions == "sinusoidal" and self.d_model % 2:
             raise ConfigError(

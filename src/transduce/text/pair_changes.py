@@ -9,11 +9,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 from unicodedata import normalize
 
 from transduce.errors import ConfigError
-from transduce.settings import convert_and_check, require_between
+from transduce.settings import Bounds, Share, convert_and_check
 from transduce.text.corpus import SentencePair
 from transduce.text.languages import UNSPACED_LETTERS, WORD_MARKS, base
 from transduce.text.splitting import SPACED_STOPS, UNSPACED_STOPS, space_between
@@ -24,8 +24,6 @@ Case = Literal["upper", "title", "lower"]
 CASES: tuple[Case, ...] = get_args(Case)
 SHARES = (*CASES, "typos", "no_end", "joined")
 """Settings that are shares of the pairs."""
-MAX_ALPHA = 10
-"""Largest `subword_alpha`: the likeliest segmentation is nearly always drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,24 +35,24 @@ class TextAugmentationConfig:
 
     # Unlike the paper: training pairs can be changed anew in each epoch. Off by
     # default: the table `augmentation`.
-    upper: float = 0.0
+    upper: Share = 0.0
     """Share of pairs in ALL CAPS, both sides."""
-    title: float = 0.0
+    title: Share = 0.0
     """Share of pairs in Title Case, both sides."""
-    lower: float = 0.0
+    lower: Share = 0.0
     """Share of pairs in lower case, both sides."""
-    typos: float = 0.0
+    typos: Share = 0.0
     """Share of pairs with typos in the source: in about one of ten words, at least
     one."""
-    no_end: float = 0.0
+    no_end: Share = 0.0
     """Share of pairs that lose the full stop, or another mark, at the end of both
     sides."""
-    joined: float = 0.0
+    joined: Share = 0.0
     """Share of pairs that are joined with another one to a line of two sentences."""
-    subword_dropout: float = 0.0
+    subword_dropout: Share = 0.0
     """Probability with which a merge of byte-pair encoding is dropped, so that words
     are cut differently in each epoch (Provilkov et al., 2020, have 0.1)."""
-    subword_alpha: float = 0.0
+    subword_alpha: Annotated[float, Bounds(0, 10)] = 0.0
     """Exponent of the probabilities by which segmentations of a SentencePiece tokenizer
     are sampled (Kudo, 2018, has 0.1 to 0.5); the smaller, the more varied they are. 0
     for no sampling."""
@@ -63,18 +61,12 @@ class TextAugmentationConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "augmentation.")
-        for name in (*SHARES, "subword_dropout"):
-            if not 0 <= (share := getattr(self, name)) <= 1:
-                raise ConfigError(
-                    f"`augmentation.{name}` must be from 0 to 1, but is {share:g}."
-                )
         if (total := sum(getattr(self, case) for case in CASES)) > 1 + 1e-9:
             raise ConfigError(
                 "`augmentation.upper`, `augmentation.title` and `augmentation.lower` "
                 f"are shares of the same pairs and must sum up to at most 1, but do to "
                 f"{total:g}."
             )
-        require_between("augmentation.subword_alpha", self.subword_alpha, 0, MAX_ALPHA)
 
     @property
     def used(self) -> dict[str, float]:

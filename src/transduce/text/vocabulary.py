@@ -13,10 +13,10 @@ does.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from transduce.errors import ConfigError, RequestError
-from transduce.settings import convert_and_check, require_between, shown
+from transduce.settings import Bounds, convert_and_check, shown
 from transduce.text.languages import best_match, canonical, english_name
 
 TokenizerKind = Literal["bpe", "word-piece", "word", "character"]
@@ -36,8 +36,6 @@ UNKNOWN_PIECES = (" <unk>", "<unk>")
 the word, and without."""
 UNKNOWN_IDS = range(len(SPECIAL_PIECES), len(SPECIAL_PIECES) + len(UNKNOWN_PIECES))
 """Ids of unknown words in a vocabulary of words."""
-MAX_PIECES = 2**24
-"""Maximum size of a vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +45,7 @@ class TokenizerConfig:
     kind: TokenizerKind = "bpe"
     """Byte-pair encoding (the paper's en-de), word-pieces (its en-fr), words, the rare
     ones unknown, or single characters."""
-    vocab_size: int = 37_000
+    vocab_size: Annotated[int, Bounds(0, 2**24)] = 37_000
     """Maximum size of the vocabulary, including special tokens and bytes; small corpora
     give fewer."""
     model: str | None = None
@@ -56,7 +54,6 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         convert_and_check(self, "tokenizer.")
-        require_between("tokenizer.vocab_size", self.vocab_size, 0, MAX_PIECES)
         if self.vocab_size <= self.num_reserved:
             others = "bytes" if self.has_bytes else "unknown words"
             raise ConfigError(

@@ -139,9 +139,9 @@ def test_a_tree_of_one_word_is_unchanged() -> None:
     ("name", "value", "message"),
     [
         ("copies", -1, "`treebank.augmentation.copies` must be at least 0, but is -1"),
-        ("cut", 1.1, "`treebank.augmentation.cut` must be from 0 to 1, but is 1.1"),
-        ("replaced_words", -0.1, "replaced_words` must be from 0 to 1, but is -0.1"),
-        ("replaced_constituents", 2.0, "replaced_constituents` must be from 0 to 1"),
+        ("cut", 1.1, "`treebank.augmentation.cut` must be at most 1, but is 1.1"),
+        ("replaced_words", -0.1, "replaced_words` must be at least 0, but is -0.1"),
+        ("replaced_constituents", 2.0, "replaced_constituents` must be at most 1"),
     ],
 )
 def test_an_impossible_setting_is_refused(

@@ -178,10 +178,10 @@ def test_joined_pairs_have_the_tags_of_the_first_once():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"upper": 1.5}, "`augmentation.upper` must be from 0 to 1, but is 1.5."),
-        ({"typos": -0.1}, "`augmentation.typos` must be from 0 to 1, but is -0.1."),
-        ({"subword_dropout": 2.0}, "`augmentation.subword_dropout` must be from 0 to"),
-        ({"no_end": float("nan")}, "`augmentation.no_end` must be from 0 to 1"),
+        ({"upper": 1.5}, "`augmentation.upper` must be at most 1, but is 1.5."),
+        ({"typos": -0.1}, "`augmentation.typos` must be at least 0, but is -0.1."),
+        ({"subword_dropout": 2.0}, "`augmentation.subword_dropout` must be at most 1"),
+        ({"no_end": float("nan")}, "`augmentation.no_end` must be at least 0"),
         ({"upper": 0.6, "lower": 0.6}, "must sum up to at most 1, but do to 1.2."),
         ({"subword_alpha": 11.0}, "`augmentation.subword_alpha` must be at most 10"),
         ({"subword_sides": "left"}, '`augmentation.subword_sides` must be "both", '),
