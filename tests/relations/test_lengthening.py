@@ -285,7 +285,9 @@ def test_updates_by_reward_must_come_after_those_made(files, tmp_path):
 
 
 def test_a_plateau_that_has_ended_a_run_is_reported(files, tmp_path):
-    config = tiny(schedule="plateau", learning_rate=1e-3, least_rate=9e-4, steps=50)
+    config = tiny(
+        schedule="plateau", learning_rate=1e-3, min_learning_rate=9e-4, steps=50
+    )
     train(files, config, tmp_path / "run", CPU)
     state = tmp_path / "run/checkpoints"
     [newest] = sorted(state.glob("step-*"))[-1:]

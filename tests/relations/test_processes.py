@@ -212,7 +212,7 @@ def test_two_processes_clip_lower_the_rate_and_sample_like_one(
         "training.schedule=plateau",
         "training.learning_rate=0.5",
         "training.learning_rate_scale=1",
-        "training.least_rate=0.4",
+        "training.min_learning_rate=0.4",
         "training.steps=12",
         "training.reward=gleu",
         "training.reward_steps=3",

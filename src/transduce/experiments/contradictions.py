@@ -37,7 +37,7 @@ SETTINGS_OF_SCHEDULES = {
     "decay_from": "halving",
     "decay_steps": "halving",
     "decay_factor": "plateau",
-    "least_rate": "plateau",
+    "min_learning_rate": "plateau",
 }
 """Settings that only one schedule has, and that schedule."""
 UNREAD_SETTINGS = (
@@ -191,12 +191,12 @@ def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:
 
 
 def _contradictions_of_plateau(training: TrainingConfig) -> Iterator[str]:
-    rate, least = training.learning_rate, training.least_rate
-    if training.schedule == "plateau" and rate is not None and rate < least:
+    rate, minimum = training.learning_rate, training.min_learning_rate
+    if training.schedule == "plateau" and rate is not None and rate < minimum:
         yield (
-            f"`training.learning_rate` must be at least `training.least_rate`, "
-            f'{least:g}, below which the schedule "plateau" ends the training, but is '
-            f"{rate:g}; raise the first, or lower the second."
+            "`training.learning_rate` must be at least `training.min_learning_rate`, "
+            f'{minimum:g}, below which the schedule "plateau" ends the training, but '
+            f"is {rate:g}; raise the first, or lower the second."
         )
 
 

@@ -152,10 +152,10 @@ def _lengthened(
             "model of earlier checkpoints."
         )
     rate = (training.learning_rate or math.inf) * progress.plateau_factor
-    if training.schedule == "plateau" and rate < training.least_rate:
+    if training.schedule == "plateau" and rate < training.min_learning_rate:
         raise ConfigError(
             f"{run}: the schedule plateau has ended the run, as its learning rate is "
-            f"below `training.least_rate`; {START_FROM_RUN}."
+            f"below `training.min_learning_rate`; {START_FROM_RUN}."
         )
     by_reward = training.reward_steps
     if training.reward == "none" or by_reward is None:

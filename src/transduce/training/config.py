@@ -28,9 +28,10 @@ class TrainingConfig:
     `hold_steps` and then falls with the inverse square root of the update (Shazeer et
     al., 2017); halving halves it every `decay_steps` updates from `decay_from` on (Wu
     et al., 2016); plateau multiplies it by `decay_factor` at each checkpoint whose dev
-    loss is not the lowest so far, and ends the training once it is below `least_rate`
-    (Gehring et al., 2017). With a `reward`, halving and plateau lower the rate only
-    before the first update by reward, and plateau keeps it above `least_rate`."""
+    loss is not the lowest so far, and ends the training once it is below
+    `min_learning_rate` (Gehring et al., 2017). With a `reward`, halving and plateau
+    lower the rate only before the first update by reward, and plateau keeps it above
+    `min_learning_rate`."""
     learning_rate_scale: Positive = 1.0
     """Factor on the learning rate of equation 3."""
     learning_rate: Positive | None = None
@@ -44,7 +45,7 @@ class TrainingConfig:
     """Number of updates from one halving to the next; 200,000 in Wu et al. (2016)."""
     decay_factor: Annotated[float, Bounds(0, 1, above=True, below=True)] = 0.1
     """Factor on the rate at each plateau of the dev loss (Gehring et al., 2017)."""
-    least_rate: Positive = 1e-4
+    min_learning_rate: Positive = 1e-4
     """Learning rate below which the schedule plateau ends the training (Gehring et al.,
     2017)."""
     cooldown_share: Share = 0.0

@@ -375,21 +375,21 @@ class Trainer:
             return
         factor = self.progress.plateau_factor * config.decay_factor
         # Training that ended before its updates by reward would never make them.
-        if config.reward != "none" and self._is_below_least_rate(factor):
+        if config.reward != "none" and self._is_too_low(factor):
             return
         self.progress = replace(self.progress, plateau_factor=factor)
 
     @property
     def is_rate_spent(self) -> bool:
         """Whether the schedule plateau ends the training: its rate is too low."""
-        return self._is_below_least_rate(self.progress.plateau_factor)
+        return self._is_too_low(self.progress.plateau_factor)
 
-    def _is_below_least_rate(self, plateau_factor: float) -> bool:
-        """Whether a factor brings the schedule plateau to its end."""
+    def _is_too_low(self, plateau_factor: float) -> bool:
+        """Whether the schedule plateau ends at this factor on the learning rate."""
         config = self._config
         if config.schedule != "plateau" or config.learning_rate is None:
             return False
-        return config.learning_rate * plateau_factor < config.least_rate
+        return config.learning_rate * plateau_factor < config.min_learning_rate
 
     def _updates(self) -> Iterator[tuple[Update, Iterator[LoadedMicroBatch]]]:
         """Yield updates and this process's micro-batches, which are read ahead."""

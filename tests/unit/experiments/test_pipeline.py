@@ -1021,7 +1021,7 @@ def test_a_resumed_run_lowers_its_rate_like_an_uninterrupted_one(
         learning_rate_scale=1.0,
         warmup_steps=1,
         optimizer="sgd",
-        least_rate=0.01,
+        min_learning_rate=0.01,
     )
     config = replace(TINY, training=training, search=NEVER_RIGHT)
     losses = {2: 3.0, 4: 3.0, 6: 2.0, 8: 2.5}
