@@ -30,7 +30,13 @@ from typing import TYPE_CHECKING, Literal
 from unicodedata import is_normalized, normalize
 
 from transduce.errors import DataError, RequestError, missing_package
-from transduce.text.languages import base, detect_by_script, english_name, is_unspaced
+from transduce.text.languages import (
+    CHINESE,
+    base,
+    detect_by_script,
+    english_name,
+    is_unspaced,
+)
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Signature
@@ -46,10 +52,7 @@ Tokenize = Literal[
 
 DEFAULT_TOKENIZER = "13a"
 BY_CHARACTERS = "char"
-BY_LANGUAGE = {
-    "zh": "zh", "yue": "zh", "wuu": "zh", "nan": "zh", "hak": "zh", "lzh": "zh",
-    "ja": "ja-mecab", "ko": "ko-mecab",
-}  # fmt: skip
+BY_LANGUAGE = dict.fromkeys(CHINESE, "zh") | {"ja": "ja-mecab", "ko": "ko-mecab"}
 """Tokenizers of languages that have their own."""
 EXTRAS = {"ja-mecab": ("mecab-python3", "ja"), "ko-mecab": ("mecab-ko", "ko")}
 """Package that each tokenizer needs, and the extra that installs it."""

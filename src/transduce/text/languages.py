@@ -161,17 +161,15 @@ USUAL_SCRIPTS = {
 """Usual script of languages that have several, and of their regions that use another,
 mostly as in Unicode's CLDR."""
 
-UNSPACED = {
-    "bo", "dz", "hak", "ja", "km", "lo", "lzh", "mnw", "my", "nan", "shn", "th", "wuu",
-    "yue", "zh",
+CHINESE = {
+    "cdo", "cjy", "cpx", "czh", "gan", "hak", "hsn", "lzh", "mnp", "nan", "wuu", "yue",
+    "zh",
+}  # fmt: skip
+UNSPACED = CHINESE | {
+    "blt", "bo", "dz", "ii", "ja", "khb", "km", "lo", "mnw", "my", "nod", "shn", "tdd",
+    "th",
 }  # fmt: skip
 """Languages whose own script has no spaces between words."""
-UNSPACED_SCRIPT_TAGS = {
-    "Hani", "Hans", "Hant", "Hira", "Jpan", "Kana", "Khmr", "Laoo", "Mymr", "Thai",
-    "Tibt",
-}  # fmt: skip
-"""Script subtags of writing without spaces between words."""
-CHINESE = {"hak", "lzh", "nan", "wuu", "yue", "zh"}
 
 LETTERS_OF_SCRIPT = {
     "Arab": "\u0600-\u06ff\u0750-\u077f\u0870-\u08ff\ufb50-\ufdff\ufe70-\ufefc",
@@ -559,6 +557,8 @@ class Script:
     """Script without spaces between words."""
 
     name: str
+    tags: tuple[str, ...]
+    """Script subtags of BCP 47 that stand for it, also those of several scripts."""
     letters: str
     """Ranges of its letters and marks, for a character class."""
     longest_piece: int
@@ -571,45 +571,71 @@ KANA_MARKS = "\u3099\u309a\u30fc\uff70\uff9e\uff9f"
 UNSPACED_SCRIPTS = (
     Script(
         name="Han",
+        tags=("Hani", "Hans", "Hant"),
         letters=LETTERS_OF_SCRIPT["Hani"],
         longest_piece=4,
     ),
     Script(
         name="Hiragana",
+        tags=("Hira", "Jpan"),
         letters=f"\u3041-\u3096\u309d-\u309f\U0001b001-\U0001b11f{KANA_MARKS}",
         longest_piece=8,
     ),
     Script(
         name="Katakana",
+        tags=("Kana", "Hrkt"),
         letters="\u30a1-\u30fa\u30fd-\u30ff\u31f0-\u31ff\uff66-\uff6f\uff71-\uff9d"
         f"{KANA_MARKS}",
         longest_piece=16,
     ),
-    Script(name="Bopomofo", letters="\u3105-\u312f\u31a0-\u31bf", longest_piece=4),
-    Script(name="Yi", letters="\ua000-\ua48c", longest_piece=4),
     Script(
-        name="Thai", letters="\u0e01-\u0e2e\u0e30-\u0e3a\u0e40-\u0e4e", longest_piece=16
+        name="Bopomofo",
+        tags=("Bopo", "Hanb"),
+        letters="\u3105-\u312f\u31a0-\u31bf",
+        longest_piece=4,
     ),
-    Script(name="Lao", letters="\u0e81-\u0ece\u0edc-\u0edf", longest_piece=16),
-    Script(name="Khmer", letters="\u1780-\u17d3\u17d7\u17dc\u17dd", longest_piece=16),
+    Script(name="Yi", tags=("Yiii",), letters="\ua000-\ua48c", longest_piece=4),
+    Script(
+        name="Thai",
+        tags=("Thai",),
+        letters="\u0e01-\u0e2e\u0e30-\u0e3a\u0e40-\u0e4e",
+        longest_piece=16,
+    ),
+    Script(
+        name="Lao",
+        tags=("Laoo",),
+        letters="\u0e81-\u0ece\u0edc-\u0edf",
+        longest_piece=16,
+    ),
+    Script(
+        name="Khmer",
+        tags=("Khmr",),
+        letters="\u1780-\u17d3\u17d7\u17dc\u17dd",
+        longest_piece=16,
+    ),
     Script(
         name="Myanmar",
+        tags=("Mymr",),
         letters="\u1000-\u103f\u104c-\u108f\u109a-\u109f\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f",
         longest_piece=16,
     ),
     # The tsheg after a syllable belongs to the syllable.
     Script(
         name="Tibetan",
+        tags=("Tibt",),
         letters="\u0f00\u0f0b\u0f0c\u0f18\u0f19\u0f35\u0f37\u0f39\u0f3e-\u0fbc",
         longest_piece=16,
     ),
-    Script(name="Tai Le", letters="\u1950-\u1974", longest_piece=16),
-    Script(name="New Tai Lue", letters="\u1980-\u19c9", longest_piece=16),
-    Script(name="Tai Tham", letters="\u1a20-\u1a7c", longest_piece=16),
-    Script(name="Tai Viet", letters="\uaa80-\uaadd", longest_piece=16),
-    Script(name="Balinese", letters="\u1b00-\u1b4c", longest_piece=16),
-    Script(name="Javanese", letters="\ua980-\ua9c0", longest_piece=16),
+    Script(name="Tai Le", tags=("Tale",), letters="\u1950-\u1974", longest_piece=16),
+    Script(
+        name="New Tai Lue", tags=("Talu",), letters="\u1980-\u19c9", longest_piece=16
+    ),
+    Script(name="Tai Tham", tags=("Lana",), letters="\u1a20-\u1a7c", longest_piece=16),
+    Script(name="Tai Viet", tags=("Tavt",), letters="\uaa80-\uaadd", longest_piece=16),
+    Script(name="Balinese", tags=("Bali",), letters="\u1b00-\u1b4c", longest_piece=16),
+    Script(name="Javanese", tags=("Java",), letters="\ua980-\ua9c0", longest_piece=16),
 )
+UNSPACED_SCRIPT_TAGS = {tag for script in UNSPACED_SCRIPTS for tag in script.tags}
 UNSPACED_LETTERS = "".join(script.letters for script in UNSPACED_SCRIPTS)
 UNSPACED_LETTER = re.compile(f"[{UNSPACED_LETTERS}]")
 UNSPACED_RUN = re.compile("|".join(f"[{s.letters}]+" for s in UNSPACED_SCRIPTS))

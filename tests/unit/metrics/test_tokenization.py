@@ -13,6 +13,7 @@ from transduce.metrics.scores import (
     require_tokenizer,
     tokenizer_of,
 )
+from transduce.text.languages import UNSPACED_SCRIPTS
 
 TEXTS = {
     "zh": "我们的邻居今天需要那座大房子。",
@@ -43,6 +44,11 @@ def test_the_language_chooses_the_tokenizer(language: str) -> None:
     [
         ("zh-Hant-TW", "zh"),
         ("yue", "zh"),
+        ("gan", "zh"),
+        ("cdo-Latn", "13a"),
+        ("nod", "char"),
+        ("jv-Java", "char"),
+        ("jv", "13a"),
         ("ja-JP", "ja-mecab"),
         ("bo", "char"),
         ("zh-Latn", "13a"),
@@ -52,6 +58,16 @@ def test_the_language_chooses_the_tokenizer(language: str) -> None:
 )
 def test_a_tag_of_any_form_chooses_the_tokenizer(tag: str, name: str) -> None:
     assert tokenizer_of(tag) == name
+
+
+@pytest.mark.parametrize(
+    ("script", "tag"),
+    [(each.name, tag) for each in UNSPACED_SCRIPTS for tag in each.tags],
+)
+def test_a_script_that_the_tokenizer_cuts_is_not_scored_by_words(
+    script: str, tag: str
+) -> None:
+    assert tokenizer_of(f"tai-{tag}") == "char", script
 
 
 @pytest.mark.parametrize("language", TEXTS)
