@@ -905,6 +905,17 @@ def test_the_status_is_visible_beside_a_long_text(
     page.close()
 
 
+def test_all_of_a_long_text_is_printed(page: Page) -> None:
+    page.fill("#source", "\n".join(["one two three."] * 60))
+    expect(page.locator("#target .sentence")).to_have_count(60)
+    page.evaluate("document.getElementById('source').style.height = '200px'")  # by hand
+    page.emulate_media(media="print")
+    source = page.locator("#source")
+    assert source.evaluate("each => each.scrollHeight - each.clientHeight") <= 0
+    assert source.evaluate("each => each.clientWidth") > 100
+    expect(page.get_by_role("button", name="Open file")).to_be_hidden()
+
+
 def test_the_interface_works_without_network(page: Page, http: RunningServer) -> None:
     page.goto(f"{http.address}/docs")
     form = page.locator('form[data-path="/translate"]')
