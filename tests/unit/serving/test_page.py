@@ -142,6 +142,30 @@ def test_another_sentence_can_be_chosen_by_keyboard(page: Page) -> None:
     expect(page.locator("#sentence-source")).to_have_text("two three")
 
 
+def test_a_key_leads_past_all_sentences_and_others_from_one_to_the_next(
+    page: Page,
+) -> None:
+    page.fill("#source", "one\ntwo\nthree")
+    expect(page.locator("#copy")).to_be_enabled()
+    sentences = page.locator("#target .sentence")
+    page.locator("#target").focus()
+    page.keyboard.press("Tab")
+    expect(sentences.nth(0)).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(sentences.nth(0)).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(sentences.nth(2)).to_be_focused()
+    page.keyboard.press("ArrowUp")
+    expect(sentences.nth(1)).to_be_focused()
+    page.keyboard.press("Space")
+    expect(page.locator("#sentence-source")).to_have_text("two")
+    page.keyboard.press("Tab")
+    expect(page.locator("#layer")).to_be_focused()
+    page.keyboard.press("Shift+Tab")
+    expect(sentences.nth(1)).to_be_focused()
+
+
 def test_a_word_shows_its_own_lines(page: Page) -> None:
     page.fill("#source", "one two three")
     words = page.locator("#attention .word")
@@ -783,7 +807,7 @@ def test_a_parser_reads_files_of_text_only(page: Page) -> None:
 
 def test_a_file_is_opened_by_keyboard(page: Page) -> None:
     page.locator("#source").focus()
-    page.keyboard.press("Tab")
+    page.keyboard.press("Shift+Tab")
     expect(page.locator("#open")).to_be_focused()
     with page.expect_file_chooser():
         page.keyboard.press("Enter")

@@ -187,7 +187,7 @@ function sentenceButton(piece, chosen) {
   const button = document.createElement("span");
   button.className = "sentence";
   button.setAttribute("role", "button");
-  button.tabIndex = 0;
+  button.tabIndex = -1; // of all sentences, Tab reaches the chosen one
   button.textContent = resultOf(piece);
   button.title = piece.source;
   button.setAttribute("aria-pressed", "false");
@@ -198,6 +198,25 @@ function sentenceButton(piece, chosen) {
     look(button, piece, chosen);
   });
   return button;
+}
+
+function reachByTab(button) {
+  const before = target.querySelector(".sentence[tabindex='0']");
+  if (before) before.tabIndex = -1;
+  button.tabIndex = 0;
+}
+
+// The arrow keys go from sentence to sentence.
+function goOn(event) {
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (!step || event.altKey || event.ctrlKey || event.metaKey) return;
+  const all = [...target.querySelectorAll(".sentence")];
+  const place = all.indexOf(document.activeElement);
+  const next = place < 0 ? undefined : all[place + step];
+  if (!next) return;
+  event.preventDefault();
+  reachByTab(next);
+  next.focus();
 }
 
 async function work() {
@@ -245,6 +264,7 @@ async function work() {
       if (piece.score !== null) {
         node = sentenceButton(piece, chosen);
         done += 1;
+        if (done === 1) node.tabIndex = 0;
         if (performance.now() - told > TELL_MS) tellProgress();
         if (!isEmpty(piece)) first ??= [node, piece, chosen];
       }
@@ -302,6 +322,7 @@ async function look(button, result, chosen) {
   const isParse = piece.tree !== undefined;
   target.querySelectorAll(".sentence").forEach((each) =>
     each.setAttribute("aria-pressed", String(each === button)));
+  reachByTab(button);
   document.getElementById("sentence-source").textContent = piece.source;
   document.getElementById("translated").hidden = isParse;
   document.getElementById("parsed").hidden = !isParse;
@@ -550,6 +571,7 @@ source.addEventListener("input", () => {
 source.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) work();
 });
+target.addEventListener("keydown", goOn);
 document.addEventListener("keydown", (event) => {
   if (ALT_TYPES || !event.altKey || event.ctrlKey || event.metaKey) return;
   const action = { KeyS: swapDirection, KeyC: copyTranslation }[event.code];
