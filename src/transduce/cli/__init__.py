@@ -1,7 +1,11 @@
-"""The command `transduce`: one module a sub-command, imported when it is called."""
+"""The command `transduce`: its sub-commands, and how one is run.
+
+Each sub-command is a module, which is imported when it is called. An error of the user,
+of the machine or of the installation ends with one sentence (`main`); `mistakes`
+describes mistakes in the command line.
+"""
 
 import gc
-import inspect
 import logging
 import os
 import re
@@ -9,29 +13,23 @@ import sys
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
-from itertools import pairwise, takewhile
+from itertools import takewhile
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 from cyclopts import (
     App,
-    Argument,
     CoercionError,
     CycloptsError,
     Group,
-    MissingArgumentError,
     Parameter,
-    RepeatArgumentError,
     Token,
-    UnknownOptionError,
-    UnusedCliTokensError,
     convert,
 )
 
 import transduce
-from transduce.cli.help import PLAIN_HELP, PlainHelp, described, option_name
+from transduce.cli.help import PLAIN_HELP, PlainHelp, described
 from transduce.cli.terminal import (
     BoundedConsole,
     discard_output,
@@ -53,7 +51,6 @@ from transduce.errors import (
     START_OVER,
     ConfigError,
     TransduceError,
-    counted,
     missing_in,
     missing_package,
     shortened,
@@ -72,10 +69,6 @@ USER_ERROR = 2
 
 DASH_AS_FILE = "./-"
 """Replacement for a lone `-`, which the argument parser would take for an option."""
-
-
-NUMBERS = {int: "a whole number", float: "a number", bool: "true or false"}
-"""Descriptions of the values of some types."""
 
 
 def _converted(hint: Any, tokens: Sequence[Token]) -> Any:
@@ -154,49 +147,6 @@ GROUPS = {
     },
 }
 """Descriptions of the commands by group, in the order of the help."""
-EXTRAS = {
-    "benchmark": "benchmark",
-    "export": "export",
-    "import": "export",
-    "serve": "serve",
-}
-"""Extras that some commands need; the others need "train" at most."""
-TOO_LITTLE_MEMORY = (
-    "There is not enough memory; close other programs, raise the limit of memory "
-    "(ulimit -v), or give less text at once."
-)
-CPU_LACKS_MEMORY = re.compile(f"failed to map segment|{NO_MEMORY}", re.IGNORECASE)
-"""Pattern of the errors of the dynamic linker and of PyTorch for too little memory."""
-GPU_FAULTS = {
-    NO_GPU_MEMORY: "The GPU has too little free memory; close "
-    "other programs that use it, or compute on the CPU (--device cpu).",
-    "no kernel image is available": "The installed PyTorch has no kernels for this "
-    "GPU; install a build that has them, or compute on the CPU (--device cpu).",
-}
-"""Messages by the patterns of PyTorch's errors on a GPU."""
-FAULTS = (
-    EOFError, ImportError, LookupError, MemoryError, RuntimeError, TypeError,
-    ValueError,  # UnicodeEncodeError is one
-)  # fmt: skip
-"""Errors by which faults of the machine, its installation or its environment appear."""
-LIBRARIES = (
-    "CUDA_", "HF_", "MPL", "NPY_", "ONNX", "PYTORCH_", "TORCH", "TRANSFORMERS_",
-    "TRITON_",
-)  # fmt: skip
-"""Beginnings of the environment variables that libraries read at their import."""
-OPTIONS_OF_REMEDIES = {
-    OVERWRITE: " with --force",
-    RESUME: " by `transduce train --resume`",
-    START_OVER: " by `transduce train --force`",
-    START_FROM_RUN: " by `transduce train --from`",
-    NAME_START: " (`transduce train --from`)",
-    LIST_CORPORA: ", or by `transduce train --corpus`",
-}
-"""Options that commands add to the remedies of errors."""
-NO_TEMPORARY_FOLDER = "No usable temporary directory"
-"""Beginning of Python's error if no folder for temporary files can be written."""
-TRUNCATED_BYTECODE = "marshal data too short"
-"""Python's error for a module whose bytecode a full disk cut short."""
 PARTS = {
     "reproduce": {
         "table1": "Measure what layers cost, beside the formulas of Table 1.",
@@ -328,6 +278,51 @@ RESULT_OPTIONS = {"attention": ("json", "out"), "clean": ("json_output",)}
 file that is standard output."""
 
 
+EXTRAS = {
+    "benchmark": "benchmark",
+    "export": "export",
+    "import": "export",
+    "serve": "serve",
+}
+"""Extras that some commands need; the others need "train" at most."""
+TOO_LITTLE_MEMORY = (
+    "There is not enough memory; close other programs, raise the limit of memory "
+    "(ulimit -v), or give less text at once."
+)
+CPU_LACKS_MEMORY = re.compile(f"failed to map segment|{NO_MEMORY}", re.IGNORECASE)
+"""Pattern of the errors of the dynamic linker and of PyTorch for too little memory."""
+GPU_FAULTS = {
+    NO_GPU_MEMORY: "The GPU has too little free memory; close "
+    "other programs that use it, or compute on the CPU (--device cpu).",
+    "no kernel image is available": "The installed PyTorch has no kernels for this "
+    "GPU; install a build that has them, or compute on the CPU (--device cpu).",
+}
+"""Messages by the patterns of PyTorch's errors on a GPU."""
+FAULTS = (
+    EOFError, ImportError, LookupError, MemoryError, RuntimeError, TypeError,
+    ValueError,  # UnicodeEncodeError is one
+)  # fmt: skip
+"""Errors by which faults of the machine, its installation or its environment appear."""
+LIBRARIES = (
+    "CUDA_", "HF_", "MPL", "NPY_", "ONNX", "PYTORCH_", "TORCH", "TRANSFORMERS_",
+    "TRITON_",
+)  # fmt: skip
+"""Beginnings of the environment variables that libraries read at their import."""
+OPTIONS_OF_REMEDIES = {
+    OVERWRITE: " with --force",
+    RESUME: " by `transduce train --resume`",
+    START_OVER: " by `transduce train --force`",
+    START_FROM_RUN: " by `transduce train --from`",
+    NAME_START: " (`transduce train --from`)",
+    LIST_CORPORA: ", or by `transduce train --corpus`",
+}
+"""Options that commands add to the remedies of errors."""
+NO_TEMPORARY_FOLDER = "No usable temporary directory"
+"""Beginning of Python's error if no folder for temporary files can be written."""
+TRUNCATED_BYTECODE = "marshal data too short"
+"""Python's error for a module whose bytecode a full disk cut short."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; errors of the user end with one sentence and exit code 2."""
     with (
@@ -440,8 +435,10 @@ def _run(arguments: Sequence[str]) -> None:
         with lasting_streams(is_output_progress=prints_progress):
             function(*given.args, **given.kwargs)
     except CycloptsError as error:
+        from transduce.cli.mistakes import described_mistake  # not for every command
+
         command = " ".join(("transduce", *(error.command_chain or ())))
-        _fail(f"{_mistake(error)} See `{command} --help`.")
+        _fail(f"{described_mistake(error)} See `{command} --help`.")
     except TransduceError as error:
         _fail(error_sentence(error))
     except KeyboardInterrupt:
@@ -512,158 +509,6 @@ def _is_printed(value: object) -> bool:
     from transduce.cli.files import is_standard_output  # not for every help
 
     return is_standard_output(value) if isinstance(value, Path) else bool(value)
-
-
-def _mistake(error: CycloptsError) -> str:
-    """Describe a mistake in a command line as one sentence."""
-    match error:
-        case UnusedCliTokensError():
-            unused = [f'"{each}"' for each in error.unused_tokens or ()]
-            noun = "argument" if len(unused) == 1 else "arguments"
-            instead = _instead_of_arguments(error.target) if error.target else ""
-            message = f"Unexpected {noun}: {', '.join(unused)}{instead}."
-        case UnknownOptionError(token=Token(keyword=str() as name)) if name in _options(
-            error
-        ):  # the parser knows it, so it stands after --
-            message = (
-                f'Unexpected argument: "{name}", as all words after -- are arguments.'
-                if name in _options_at_dashes(error)[0]
-                else f"{name} must stand before --, as all words after -- are "
-                "arguments."
-            )
-        case UnknownOptionError(token=Token() as token) if (
-            name := (token.keyword or token.value).partition("=")[0]
-        ).startswith("--"):
-            message = f"Unknown option: {name}.{_instead_of_option(name, error)}"
-        case CoercionError(msg=None, token=Token() as token) if expected := _expected(
-            error.target_type
-        ):
-            given = f'"{token.value}"' if token.value.strip() else "empty"
-            message = f"{_name(token, error)} must be {expected}, but is {given}."
-        case RepeatArgumentError():
-            message = f"{error.token.keyword} must be given once, but is given again."
-        case MissingArgumentError(argument=argument) if argument is not None:
-            message = _missing(argument, error)
-        case _:
-            message = " ".join(str(error).split())
-    return message.replace(DASH_AS_FILE, "-")
-
-
-def _instead_of_option(name: str, error: CycloptsError) -> str:
-    """Return a space and a sentence that guesses what an unknown option means."""
-    options = _options(error)
-    if {"--set", "--config"} <= options and (settings := _settings_named(name)):
-        return (
-            f" The setting {' or '.join(settings)} is given as --set "
-            f"{settings[0]}=VALUE."
-        )
-    # Without dashes, which all options share.
-    words = sorted(option.lstrip("-") for option in options if option[:2] == "--")
-    similar = get_close_matches(name.lstrip("-"), words, n=1, cutoff=0.6)
-    return f" Did you mean --{similar[0]}?" if similar else ""
-
-
-def _settings_named(option: str) -> list[str]:
-    """Return the settings of a run that an option names, as --dropout does."""
-    from transduce.cli.settings import setting_tables  # not for every mistake
-
-    asked = option.lstrip("-").replace("-", "_")
-    found = (each for table in setting_tables() for each in table.settings)
-    return [each.name for each in found if asked in (each.name, each.key)]
-
-
-def _instead_of_arguments(function: Callable[..., Any]) -> str:
-    """Return the end of a sentence about the options that name a command's files."""
-    if function.__name__ in ("translate", "sample", "parse"):
-        return "; text is read from standard input or --input"
-    if function.__name__ == "presets":
-        return "; `transduce settings` shows the preset that it is given"
-    options = inspect.signature(function).parameters
-    if "trees" in options:
-        return "; name text by --source and --target, or trees by --trees"
-    for names in (("source", "target"), ("dev_source", "dev_target"), ("out",)):
-        if all(name in options for name in names):
-            listed = " and ".join(map(option_name, names))
-            return (
-                f"; name {'the output' if names == ('out',) else 'files'} by {listed}"
-            )
-    return ""
-
-
-def _expected(hint: Any) -> str:
-    """Describe a type's values; empty for types that describe themselves."""
-    kinds = {get_origin(each) or each: each for each in get_args(hint) or (hint,)}
-    words = [NUMBERS[kind] for kind in kinds if kind in NUMBERS]
-    choices = [str(name) for each in kinds.values() for name in get_args(each)]
-    return " or ".join(words + choices) if words else ""
-
-
-def _name(token: Token, error: CycloptsError) -> str:
-    """Return the name of the option or argument of a value."""
-    if token.keyword or error.argument is None:
-        return token.keyword or "A value"
-    return error.argument.name.lstrip("-").upper()
-
-
-def _missing(argument: Argument, error: MissingArgumentError) -> str:
-    """Return the message about an option that is missing or lacks values."""
-    name = error.keyword or next(
-        (token.keyword for token in argument.tokens if token.keyword), argument.name
-    )
-    if error.keyword is not None or argument.tokens:
-        count, _ = argument.token_count()
-        values = "a value" if count == 1 else counted(count, "value")
-        given = len(error.tokens_so_far) or "none"
-        remedy = _remedy_for_dash(name, error)
-        return f"{name} must have {values}, but has {given}{remedy}."
-    unknown = [
-        word for word in error.unused_tokens or () if not _is_option(word, error)
-    ]
-    mistyped = get_close_matches(name, unknown, n=1, cutoff=0.6)
-    instead = f", but {mistyped[0]} is given instead" if mistyped else ""
-    if not set(argument.names).isdisjoint(_options_at_dashes(error)[1]):
-        instead = " before --, as all words after -- are arguments"
-    return f"{name} must be given{instead}."
-
-
-def _options(error: CycloptsError) -> set[str]:
-    """Return the names of all options of the command of a mistake."""
-    if error.app is None:
-        return set()
-    return {
-        name
-        for argument in error.app.assemble_argument_collection(
-            default_parameter=DEFAULT_PARAMETER
-        )
-        for name in (*argument.names, *argument.negatives)
-        if name.startswith("-")
-    }
-
-
-def _is_option(word: str, error: CycloptsError) -> bool:
-    """Return whether a word, perhaps with a value, is an option of the command."""
-    return word.split("=", 1)[0] in _options(error)
-
-
-def _options_at_dashes(error: CycloptsError) -> tuple[list[str], list[str]]:
-    """Return the words before and after a lone `--`, without the values after `=`."""
-    words = list(error.root_input_tokens or ())
-    end = words.index("--") if "--" in words else len(words)
-    names = [word.split("=")[0] for word in words]
-    return names[:end], names[end + 1 :]
-
-
-def _remedy_for_dash(name: str, error: CycloptsError) -> str:
-    """Return a remedy if the word after an option begins with a dash.
-
-    The name of a file may begin so, but the parser takes it for another option.
-    """
-    for word, value in pairwise(error.root_input_tokens or ()):
-        if word != name or not value.startswith("-"):
-            continue
-        if not _is_option(value, error):
-            return f"; write {name}={value} if {value} is the value and no option"
-    return ""
 
 
 @contextmanager
