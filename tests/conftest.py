@@ -81,6 +81,13 @@ settings.register_profile(
 settings.load_profile("unhurried")
 
 
+@pytest.fixture(autouse=True)
+def _types_are_checked_in_each_test() -> None:
+    """Forget the calls of the last test, whose types were checked."""
+    if "quick_types" in sys.modules:
+        sys.modules["quick_types"].CALLS.clear()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)

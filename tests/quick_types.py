@@ -21,6 +21,11 @@ AXES = BY_NAMES("context")
 """Context of a call in which an axis has one size."""
 CHECKER = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 """Check that raises the errors of jaxtyping, which are `TypeError`s."""
+CHECKED_CALLS = 100
+"""Calls of a function in one test whose types are checked. Later ones are those of a
+loop, such as the steps of a search, and checking them takes a fifth of the time."""
+CALLS: dict[FunctionType, int] = {}
+"""Checked calls of each function in the current test."""
 NOT_GIVEN = object()
 
 
@@ -68,8 +73,10 @@ def _checked(fn: FunctionType) -> Callable[..., Any] | None:
     @wraps(fn)
     def call(*args: Any, **given: Any) -> Any:
         __tracebackhide__ = True
-        if jaxtyping.config.jaxtyping_disable:
+        number = CALLS.get(fn, 0)
+        if number >= CHECKED_CALLS or jaxtyping.config.jaxtyping_disable:
             return fn(*args, **given)
+        CALLS[fn] = number + 1
         if axes:
             with AXES:
                 return checked(*args, **given)

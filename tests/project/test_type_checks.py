@@ -10,7 +10,7 @@ from beartype import beartype
 from jaxtyping import Float, TypeCheckError
 from torch import Tensor
 
-from quick_types import jaxtyped
+from quick_types import CHECKED_CALLS, jaxtyped
 
 checked = jaxtyped(typechecker=beartype)
 
@@ -70,6 +70,15 @@ def test_a_wrong_type_is_found_at_a_call(
     fn(*right)
     with pytest.raises(TypeCheckError):
         fn(*wrong)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_types_of_the_first_calls_in_each_test_are_checked(number: int) -> None:
+    for _ in range(CHECKED_CALLS - 1):
+        half(number)
+    with pytest.raises(TypeCheckError):
+        half(number + 0.5)  # type: ignore[arg-type]
+    assert half(9.0) == 4.5  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("unchecked_types")
