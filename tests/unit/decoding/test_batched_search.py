@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
 from multiprocessing import get_context
 from pathlib import Path
 from threading import Timer
@@ -41,7 +41,7 @@ from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError, TransduceWarning
 from transduce.processes import unwound_on_termination
 from transduce.search_config import SamplingConfig, SearchConfig
-from waiting import children_of, runs, wait_until
+from waiting import PATIENCE_S, children_of, runs, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +153,7 @@ def test_a_late_process_holds_nobody_up(others: set[int]) -> None:
     before = monotonic()
 
     def wake() -> None:
-        if len(found) == 2_200 or monotonic() - before > 20:
+        if len(found) == 2_200 or monotonic() - before > PATIENCE_S:
             os.kill(late, signal.SIGCONT)
 
     for results in pool.search(SHORT, wake):
@@ -219,6 +219,8 @@ def test_a_process_killed_while_idle_is_replaced(
     texts = [each.text for each in shared.translate(SENTENCES)]
     assert texts == [each.text for each in alone.translate(SENTENCES)]
     assert len(children() - others) == len(before) == 3
+    # The program has waited for the killed ones, so that none is left as a zombie.
+    assert not any(Path(f"/proc/{pid}").exists() for pid in before)
 
 
 def test_a_worker_that_the_program_has_waited_for_is_replaced(
@@ -355,6 +357,18 @@ def test_results_found_within_a_moment_are_sent_together(
     assert not list(batch_messages(iter([[], []]), moment))
 
 
+def test_after_a_message_results_are_collected_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = count(0.0, 0.6)  # two readings are apart by more than the interval
+    monkeypatch.setattr(
+        batched_search, "time", SimpleNamespace(monotonic=partial(next, clock))
+    )
+    found = [[(number, [])] for number in range(6)]
+    messages = list(batch_messages(iter(found), interval_s=1.0))
+    assert [len(each) for each in messages] == [2, 2, 2]
+
+
 def test_results_are_sent_without_waiting_for_more() -> None:
     found = [(0, [])]
 
@@ -414,6 +428,10 @@ def test_workers_end_with_the_translator(
     translator.close()
     assert not children() - others
     assert len(translator.translate(SENTENCES)) == len(SENTENCES)
+    new = children() - others
+    assert len(new) == 2
+    assert len(translator.translate(SENTENCES)) == len(SENTENCES)
+    assert children() - others == new
     del translator
     gc.collect()
     assert not children() - others

@@ -113,6 +113,18 @@ def test_of_equal_tokens_the_first_are_among_the_likeliest(top_k: int) -> None:
     assert by_torch[0].tolist() == by_numpy.tolist()
 
 
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.9}], ids=str)
+def test_an_impossible_token_is_never_drawn(settings: dict[str, Any]) -> None:
+    logits = torch.tensor([[[-math.inf, 1.0, 2.0, -math.inf]]])
+    ends = np.array([[0.0, np.nextafter(1.0, 0.0)]])
+    config = SamplingConfig(**settings)
+    by_torch, _ = draw_by_torch(logits, ends, config, ())
+    by_numpy = draw_tokens(logits[0, 0].numpy(), ends[0], config)
+    # The likeliest come first if only they are drawn from.
+    expected = [2, 1] if settings else [1, 2]
+    assert by_numpy.tolist() == by_torch[0].tolist() == expected
+
+
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_log_probabilities_are_the_models_own(chain: type[Chain]) -> None:
     for found in draw(chain=chain, number=50, temperature=3.0, top_k=3)[0]:
