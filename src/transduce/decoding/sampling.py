@@ -135,11 +135,9 @@ def draw(
     if config.top_p < 1:
         tokens = _nucleus(weights, tokens, config.top_p)
     cumulative = np.cumsum(weights[tokens], dtype=np.float64)
-    # Below the total, so that rounding never draws a token of probability 0.
-    thresholds = np.minimum(
-        uniforms * cumulative[-1], np.nextafter(cumulative[-1], 0.0)
-    )
-    places = np.searchsorted(cumulative, thresholds, side="right")
+    # A product with a double below 1 rounds to less than the total, so that no token of
+    # probability 0 is drawn.
+    places = np.searchsorted(cumulative, uniforms * cumulative[-1], side="right")
     return tokens[np.minimum(places, len(cumulative) - 1)]  # NaN sorts last
 
 
@@ -170,7 +168,7 @@ def _nucleus(
     found = _by_likelihood(weights, tokens[~(weights_of_tokens < bound)])  # keeps NaN
     cumulative = np.cumsum(weights[found], dtype=np.float64)
     # The token at which the sum reaches the share belongs to the nucleus.
-    return found[: np.searchsorted(cumulative[:-1], top_p * total) + 1]
+    return found[: np.searchsorted(cumulative, top_p * total) + 1]
 
 
 def _by_likelihood(

@@ -290,10 +290,8 @@ def _draw(
         is_outside = cumulative - probabilities >= config.top_p
         probabilities = probabilities.masked_fill(is_outside, 0.0)
         cumulative = probabilities.cumsum(dim=-1)
-    total = cumulative[..., -1:]
-    # Below the total, so that rounding never draws a token of probability 0.
-    below = torch.nextafter(total, torch.zeros_like(total))
-    thresholds = (uniforms[..., None] * total).minimum(below)
+    # The product is below the total, also rounded.
+    thresholds = uniforms[..., None] * cumulative[..., -1:]
     index = torch.searchsorted(cumulative, thresholds, right=True)
     index = index.clamp(max=cumulative.size(-1) - 1)  # NaN
     return (index if tokens is None else tokens.gather(-1, index)).squeeze(-1)
