@@ -262,33 +262,43 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         raise damaged(path, error) from None
 
 
-def average(checkpoints: Sequence[Checkpoint]) -> Checkpoint:
+def average(
+    checkpoints: Sequence[Checkpoint], names: Sequence[str] | None = None
+) -> Checkpoint:
     """Average the weights of checkpoints of one run (section 6.1).
 
-    All else, such as the step, is copied from the newest. Raises `CheckpointError` if
-    there are none, or if they are of different models or runs.
+    All else, such as the step, is copied from the newest. Messages call the checkpoints
+    by their `names`, by default by their steps. Raises `CheckpointError` if there are
+    none, or if they are of different models or runs.
     """
     if not checkpoints:
         raise CheckpointError(
             "An average must have at least one checkpoint, but has 0."
         )
-    newest = max(checkpoints, key=lambda each: each.step)
-    for other in checkpoints:
+    if names is None:
+        names = [f"that of step {each.step:,}" for each in checkpoints]
+    number = max(range(len(checkpoints)), key=lambda i: checkpoints[i].step)
+    newest, newest_name = checkpoints[number], names[number]
+    trained = trained_name = None
+    for other, name in zip(checkpoints, names, strict=True):
         if _identity(other) != _identity(newest):
             raise CheckpointError(
-                "Averaged checkpoints must be of one model, but those of step "
-                f"{other.step} and {newest.step} have different settings or tokenizers."
+                f"Averaged checkpoints must be of one model, but {name} and "
+                f"{newest_name} have different settings or tokenizers."
             )
-    trained = [c for c in checkpoints if c.run is not None]
-    if any(c.run != trained[0].run for c in trained):
-        raise CheckpointError(
-            "Averaged checkpoints must be of one run, but are of several; weights of "
-            "different runs have no useful average."
-        )
+        if other.run is None:
+            continue
+        if trained is None:
+            trained, trained_name = other.run, name
+        if other.run != trained:
+            raise CheckpointError(
+                f"Averaged checkpoints must be of one run, but {trained_name} and "
+                f"{name} are of two; weights of different runs have no useful average."
+            )
     mean = {
         name: _mean([c.weights[name] for c in checkpoints]) for name in newest.weights
     }
-    return replace(newest, weights=mean, run=trained[0].run if trained else None)
+    return replace(newest, weights=mean, run=trained)
 
 
 def _identity(checkpoint: Checkpoint) -> tuple[object, ...]:

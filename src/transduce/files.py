@@ -240,7 +240,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def reason(error: BaseException) -> str:
     """Format an error's message in one line, truncated to `MAX_REASON` characters."""
-    words = " ".join(str(error).split())
+    # Python's own text of an `OSError` repeats the path, and its number says nothing.
+    message = getattr(error, "strerror", None) or str(error)
+    words = " ".join(message.split())
     words = words.encode("utf-8", "backslashreplace").decode("utf-8")
     return words if len(words) <= MAX_REASON else f"{words[:MAX_REASON]}..."
 

@@ -146,7 +146,9 @@ def test_models_of_other_sizes_are_refused(
     refuses: Callable[..., str], run: Path, model: Path, tmp_path: Path
 ) -> None:
     message = refuses("average", run, model, "--out", tmp_path / "out")
-    assert "must be of one model" in message
+    assert message.startswith("Averaged checkpoints must be of one model, but ")
+    assert f"{run}/checkpoints/" in message
+    assert f"{model} " in message
     assert not list(tmp_path.iterdir())
 
 
@@ -185,7 +187,10 @@ def test_checkpoints_of_different_runs_are_refused(
         *("--set", "training.steps=1", "training.seed=2"),
     )
     message = refuses("average", run, tmp_path / "run", "--out", tmp_path / "out")
-    assert message.startswith("Averaged checkpoints must be of one run, but are of")
+    assert message.startswith(
+        f"Averaged checkpoints must be of one run, but {run}/checkpoints/"
+    )
+    assert f" and {tmp_path}/run/checkpoints/" in message
     assert not (tmp_path / "out").exists()
 
 

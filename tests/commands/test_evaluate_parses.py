@@ -197,6 +197,15 @@ def test_a_faulty_file_is_refused(
         assert re.match(message, said)
 
 
+@pytest.mark.parametrize("content", ["\n", "\n\n", "(TOP)\n", "()\n\n", "(())\n"])
+def test_gold_trees_without_any_word_are_refused(
+    refuses: Callable[..., str], folder: Path, content: str
+) -> None:
+    (folder / "gold").write_text(content, encoding="utf-8")
+    message = refuses("evaluate-parses", folder / "gold", folder / "gold")
+    assert message == f"{folder}/gold: a treebank must have a tree, but has none."
+
+
 def indented(trees: str) -> str:
     """The same trees, each on several lines, with blank lines between them."""
     return "\n".join(

@@ -25,6 +25,7 @@ from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import RunFolder
 from transduce.grammar.corpus import training_trees
+from transduce.model_folder import newest_first
 from transduce.search_config import SearchConfig
 from transduce.training.trainer import StepReport, TrainingStoppedError
 
@@ -325,6 +326,20 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert warning.endswith("Continuing from the previous checkpoint.")
     assert_same_weights(tmp_path / "run", uninterrupted)
     assert_logs_agree(tmp_path / "run", uninterrupted)
+
+
+def test_no_previous_checkpoint_is_announced_where_all_are_damaged(
+    stop_at: StopAt, tmp_path: Path
+) -> None:
+    stop_at(12, tmp_path / "run")
+    saved = newest_first(tmp_path / "run")
+    for checkpoint in saved:
+        (checkpoint / "model.safetensors").write_bytes(b"")
+    observer = SendsSignal()
+    with pytest.raises(CheckpointError, match="no checkpoint can be used"):
+        resume(tmp_path / "run", CPU, observer)
+    goes_on = [each.endswith("the previous checkpoint.") for each in observer.warnings]
+    assert goes_on == [True] * (len(saved) - 1) + [False]
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,12 @@ def test_an_average_has_the_step_of_its_newest_member(make_checkpoint, steps):
 
 def test_an_average_of_different_models_is_refused(make_checkpoint):
     members = [make_checkpoint(step=3, dropout=0.5), make_checkpoint(step=4)]
-    message = "must be of one model, but those of step 3 and 4 have different settings"
-    with pytest.raises(CheckpointError, match=message):
+    said = "must be of one model, but {} and {} have different settings or tokenizers"
+    steps = ("that of step 3", "that of step 4")
+    with pytest.raises(CheckpointError, match=said.format(*steps)):
         average(members)
+    with pytest.raises(CheckpointError, match=said.format("one", "other")):
+        average(members, ["one", "other"])
 
 
 def test_an_empty_average_is_refused():
@@ -97,9 +100,13 @@ def test_parsers_of_different_symbols_are_not_averaged(make_checkpoint):
 @pytest.mark.parametrize("runs", [("3f", "a0"), ("3f", None, "a0")], ids=str)
 def test_checkpoints_of_different_runs_are_not_averaged(make_checkpoint, runs):
     members = [make_checkpoint(run=run) for run in runs]
-    message = "^Averaged checkpoints must be of one run, but are of several; weights"
+    names = [f"member-{i}" for i in range(len(runs))]
+    message = (
+        "^Averaged checkpoints must be of one run, but member-0 and "
+        f"{names[-1]} are of two; weights"
+    )
     with pytest.raises(CheckpointError, match=message):
-        average(members)
+        average(members, names)
 
 
 def test_a_checkpoint_of_a_version_that_noted_no_run_is_averaged(make_checkpoint):

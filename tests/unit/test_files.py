@@ -454,6 +454,16 @@ def test_a_file_that_cannot_be_opened_is_not_called_missing_or_damaged(
         read(tmp_path / "file")
 
 
+def test_a_missing_file_is_reported_without_the_number_of_the_error(tmp_path):
+    missing = tmp_path / "config.json"
+    with pytest.raises(CheckpointError) as raised:
+        read_json(missing)
+    assert str(raised.value) == (
+        f"{missing}: the file is missing or damaged (No such file or directory); "
+        "restore it, or use another folder."
+    )
+
+
 def test_an_error_that_a_library_hides_in_its_text_is_told_from_damage(tmp_path):
     hidden = SafetensorError("I/O error: Too many open files (os error 24)")
     message = f"^{tmp_path}: .*Too many open files"

@@ -65,7 +65,7 @@ def average(
         )
     require_other_folder(out, folders)
     members = [load_model(folder) for folder in folders]
-    mean = average_checkpoints(members)
+    mean = average_checkpoints(members, list(map(str, folders)))
     for folder in folders:
         if len(folders) > 1 and _is_average(real_path(folder)):
             warn(

@@ -340,8 +340,8 @@ def _require_trees(found: Collection[Tree | Symbol], path: Path) -> None:
 def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
     """Read gold and predicted trees unchanged, in order.
 
-    Raises `DataError` unless there is a prediction for each gold tree, and at least
-    one.
+    Raises `DataError` unless there is a prediction for each gold tree, and a gold tree
+    with words.
     """
     require_one_standard_input([gold, predicted])
     gold_trees, trees = (
@@ -357,6 +357,7 @@ def read_both(gold: Path, predicted: Path) -> tuple[list[Tree], list[Tree]]:
             f"and at least one, but there are {len(trees):,} for {len(gold_trees):,}"
             f"{hint}."
         )
+    _require_trees([tree for tree in gold_trees if tree.leaves], gold)
     return gold_trees, trees
 
 

@@ -95,6 +95,7 @@ from transduce.machine import (
     use_huge_pages,
     use_one_arena,
 )
+from transduce.model_folder import newest_first
 from transduce.native import api
 from transduce.processes import stop_on_signal, unwound_on_termination
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
@@ -685,7 +686,9 @@ class _RunTraining:
     def _set_aside(self, damaged: Path, error: CheckpointError) -> None:
         if not self._processes.is_first:
             raise error
-        self._warn(f"{error} Continuing from the previous checkpoint.")
+        has_others = newest_first(self._folder.path) != [damaged]
+        goes_on = " Continuing from the previous checkpoint." if has_others else ""
+        self._warn(f"{error}{goes_on}")
         self._folder.set_aside(damaged)
 
     def _warn(self, message: str) -> None:

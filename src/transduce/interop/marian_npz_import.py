@@ -289,7 +289,7 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise CheckpointError(
-            f"{path}: the file is missing or damaged ({error}); fetch it again."
+            f"{path}: the file is missing or damaged ({reason(error)}); fetch it again."
         ) from None
 
 

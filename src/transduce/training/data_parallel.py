@@ -268,7 +268,7 @@ def _lookup_problem(address: str) -> str | None:
     try:
         socket.getaddrinfo(address, None)
     except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or reason(error)
+        return reason(error)
     return None
 
 
