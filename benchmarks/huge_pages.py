@@ -40,7 +40,7 @@ from transduce.data.tensors import Batch
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset
 from transduce.nn.fuse import fuse
-from transduce.processes import unwound_on_termination
+from transduce.signals import unwound_on_termination
 from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.loss import BatchLoss
 from transduce.training.optimizer import WeightOptimizer

@@ -64,7 +64,7 @@ from transduce.machine import (
     control_groups,
     describe_threads,
 )
-from transduce.processes import unwound_on_termination
+from transduce.signals import unwound_on_termination
 
 CPU = torch.device("cpu")
 Key = TypeVar("Key")

@@ -547,7 +547,7 @@ def run_part(
 
 def _end_of(command: list[str], log: int, seconds: float) -> str:
     """Run a process with a time limit, and kill its children; returns its state."""
-    from transduce.processes import signals_held
+    from transduce.signals import signals_held
 
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     process: subprocess.Popen[bytes] | None = None

@@ -28,7 +28,7 @@ from transduce.benchmark.measurement import Worker, order_of_turns
 from transduce.checkpoint import build
 from transduce.device import choose_hardware
 from transduce.experiments.presets import preset
-from transduce.processes import unwound_on_termination
+from transduce.signals import unwound_on_termination
 from transduce.training.config import TrainingConfig
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from transduce.errors import counted
+from transduce.errors import ConfigError, counted
+from transduce.settings import shown, without_numpy
 
 Precision = Literal["auto", "fp32", "bf16"]
 """Precision of the matrix products of training."""
@@ -227,6 +228,27 @@ class Cores:
 def num_cores() -> int:
     """Return the number of hardware threads that affinity and CPU quota allow."""
     return usable_cores(environment={}).number
+
+
+def require_number_of_processes(number: object, most: int) -> None:
+    """Raise `ConfigError` for a number that this machine cannot have.
+
+    It may be up to `most`, or as large as the number of cores.
+    """
+    whole = without_numpy(number)
+    if type(whole) is not int:
+        raise ConfigError(
+            f"The number of processes must be a whole number, but is {shown(number)}."
+        )
+    if whole < 1:
+        raise ConfigError(
+            f"The number of processes must be at least 1, but is {whole}."
+        )
+    if whole > (most := max(num_cores(), most)):
+        raise ConfigError(
+            f"The number of processes must be at most {most} on this machine, but "
+            f"is {whole:,}; more processes than cores slow each other down."
+        )
 
 
 def usable_cores(

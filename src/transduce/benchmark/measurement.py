@@ -30,7 +30,7 @@ from transduce.machine import (
     respect_cpu_quota,
     threads_limit,
 )
-from transduce.processes import end_with_parent
+from transduce.signals import end_with_parent
 
 Outcome = TypeVar("Outcome")
 Name = TypeVar("Name")

@@ -57,7 +57,7 @@ from transduce.errors import (
 )
 from transduce.files import MORE_FILES, are_too_many_open, is_disk_full, is_utf8
 from transduce.machine import respect_cpu_quota
-from transduce.processes import (
+from transduce.signals import (
     ended_by_schedulers,
     signals_after_imports,
     unwound_on_termination,

@@ -21,13 +21,9 @@ from transduce.errors import TransduceError
 from transduce.experiments.run_folder import RUN_CONFIG
 from transduce.machine import num_cores, threads_of_each
 from transduce.model_folder import newest_first
-from transduce.processes import (
-    end_with_parent,
-    environment_of_python,
-    signals_held,
-    terminations,
-)
+from transduce.processes import environment_of_python
 from transduce.settings import require_between
+from transduce.signals import end_with_parent, signals_held, terminations
 from transduce.training.data_parallel import (
     LOST,
     ProcessGroup,

@@ -40,15 +40,11 @@ from transduce.data.corpus_files import (
 )
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory, without_infinity
-from transduce.machine import usable_cores
+from transduce.machine import require_number_of_processes, usable_cores
 from transduce.metrics.scores import TargetScore
-from transduce.processes import (
-    WorkerLostError,
-    WorkerProcess,
-    require_number_of_processes,
-    signals_held,
-)
+from transduce.processes import WorkerLostError, WorkerProcess
 from transduce.settings import require_between
+from transduce.signals import signals_held
 from transduce.text.compression import MAGIC_BYTES, compression_of
 from transduce.text.corpus import (
     MAX_LINE_BYTES,

@@ -29,14 +29,9 @@ import numpy as np
 
 from transduce.decoding.search import DecodingModel, Hypothesis, RunningSearch, Sentence
 from transduce.errors import RequestError, warn_caller
-from transduce.machine import num_threads, use_threads
+from transduce.machine import num_threads, require_number_of_processes, use_threads
 from transduce.metrics.scores import TargetScore
-from transduce.processes import (
-    end_with_parent,
-    require_number_of_processes,
-    signals_held,
-    terminations,
-)
+from transduce.signals import end_with_parent, signals_held, terminations
 from transduce.text.vocabulary import EOS
 
 Searcher = TypeVar("Searcher")

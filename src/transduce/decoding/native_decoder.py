@@ -33,7 +33,7 @@ from transduce.native import (
     library,
     pointer,
 )
-from transduce.processes import call_interruptibly
+from transduce.signals import call_interruptibly
 from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS
 

@@ -74,11 +74,14 @@ from transduce.errors import (
     warn_caller,
 )
 from transduce.files import path_of
-from transduce.machine import free_memory, keep_freed_memory
+from transduce.machine import (
+    free_memory,
+    keep_freed_memory,
+    require_number_of_processes,
+)
 from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
-from transduce.processes import require_number_of_processes
 from transduce.search_config import SamplingConfig, SearchConfig, default_search
 from transduce.settings import require_config, require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES

@@ -97,7 +97,7 @@ from transduce.machine import (
 )
 from transduce.model_folder import newest_first
 from transduce.native import api
-from transduce.processes import stop_on_signal, unwound_on_termination
+from transduce.signals import stop_on_signal, unwound_on_termination
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.training.config import TrainingConfig, rate_setting
 from transduce.training.data_parallel import ALONE, ProcessGroup

@@ -46,14 +46,10 @@ from transduce.experiments.run_folder import (
 )
 from transduce.files import LEFTOVERS, path_lock, read_json, write_json
 from transduce.machine import Precision, threads_of_each
-from transduce.processes import (
-    PYTHON,
-    environment_of_python,
-    signals_held,
-    stop_on_signal,
-)
+from transduce.processes import PYTHON, environment_of_python
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
+from transduce.signals import signals_held, stop_on_signal
 from transduce.text.corpus import read_pairs, read_text
 from transduce.training.config import rate_setting
 

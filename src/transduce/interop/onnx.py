@@ -39,7 +39,7 @@ from transduce.interop.portable_tokenizer import write_portable
 from transduce.model.attention import RestrictedSelfAttention
 from transduce.model.layers import DecoderLayer, RecurrentDecoderLayer
 from transduce.model.transformer import Transformer
-from transduce.processes import signals_held
+from transduce.signals import signals_held
 from transduce.text.vocabulary import BOS, EOS, PAD
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"

@@ -42,7 +42,6 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
-from transduce.processes import stop_on_signal, terminations
 from transduce.report.report import (
     POLICY,
     Column,
@@ -73,6 +72,7 @@ from transduce.serving.endpoints import CountRequests, Endpoints, JsonLines, Mon
 from transduce.serving.messages import FORM, JSON, MULTIPART, RefusedError
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.served_models import ServedModel
+from transduce.signals import stop_on_signal, terminations
 
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),

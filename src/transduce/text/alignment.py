@@ -23,8 +23,8 @@ from jaxtyping import Bool, Float32, Float64, Int32, Int64
 from transduce.errors import CheckpointError
 from transduce.files import parse_json, read_bounded, reason
 from transduce.native import Work, check, ffi, library, pointer, require_free
-from transduce.processes import call_interruptibly
 from transduce.settings import shown
+from transduce.signals import call_interruptibly
 from transduce.text.corpus import SentencePair
 from transduce.text.sentence_pieces import SURROGATE
 from transduce.text.tokenizer import WordTokenizer

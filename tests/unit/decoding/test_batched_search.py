@@ -39,8 +39,8 @@ from transduce.decoding.batched_search import (
 from transduce.decoding.search import Hypothesis, Sentence
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError, TransduceWarning
-from transduce.processes import unwound_on_termination
 from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.signals import unwound_on_termination
 from waiting import PATIENCE_S, children_of, runs, wait_until
 
 pytestmark = pytest.mark.slow

@@ -33,8 +33,8 @@ from transduce.interop.onnx import MAX_POSITIONS, EncoderGraph, StepGraph
 from transduce.interop.portable_tokenizer import portable_tokenizer
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.processes import unwound_on_termination
 from transduce.search_config import SearchConfig
+from transduce.signals import unwound_on_termination
 from transduce.text.sentence_pieces import SPACE
 from transduce.text.shortlist import encode_pairs, learn_shortlist
 from transduce.text.tokenizer import learn_tokenizer

@@ -15,7 +15,7 @@ from importlib import import_module
 import pytest
 
 from transduce.errors import ConfigError
-from transduce.processes import (
+from transduce.signals import (
     call_interruptibly,
     ended_by_schedulers,
     signals_after_imports,
@@ -137,7 +137,7 @@ def test_a_signal_whose_exception_python_ignores_ends_the_work(
     capsys, monkeypatch, number, interrupt_within, is_last
 ):
     """Python prints exceptions of finalizers and continues."""
-    monkeypatch.setattr("transduce.processes.POSTPONED_SECONDS", 0.01)
+    monkeypatch.setattr("transduce.signals.POSTPONED_SECONDS", 0.01)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     hook = sys.unraisablehook
     undone = []
@@ -164,7 +164,7 @@ def test_a_signal_that_arrives_as_python_reports_an_exception_ends_the_work(
     monkeypatch,
 ):
     """Python ignores exceptions of the function that reports ignored ones, too."""
-    monkeypatch.setattr("transduce.processes.POSTPONED_SECONDS", 0.01)
+    monkeypatch.setattr("transduce.signals.POSTPONED_SECONDS", 0.01)
 
     class Deleted:
         def __del__(self) -> None:
@@ -232,7 +232,7 @@ def test_other_exceptions_that_python_ignores_are_reported(monkeypatch):
 
 CHILD = """
 import os, sys, time
-from transduce.processes import end_with_parent
+from transduce.signals import end_with_parent
 end_with_parent(int(sys.argv[1]) or os.getppid())
 print(flush=True)
 time.sleep(60)
@@ -463,7 +463,7 @@ def test_a_repeated_signal_does_not_interrupt_the_undoing(
 def test_a_later_signal_ends_an_undoing_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("transduce.processes.REPEATED_SECONDS", 0.0)
+    monkeypatch.setattr("transduce.signals.REPEATED_SECONDS", 0.0)
 
     def work() -> None:
         try:
