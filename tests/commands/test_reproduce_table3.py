@@ -15,7 +15,7 @@ import torch
 from transduce.data.named_corpora import named_corpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.run_processes import locked
+from transduce.experiments.experiment import locked
 from waiting import wait_until
 
 SMALL = (

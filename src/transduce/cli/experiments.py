@@ -13,9 +13,7 @@ from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import WIDE, Hardware, choose_hardware
 from transduce.errors import CheckpointError, ConfigError, DataError, neither_or_both
 from transduce.experiments.contradictions import refuse_contradictions
-from transduce.experiments.pipeline import checked_settings
-from transduce.experiments.presets import RunConfig
-from transduce.experiments.run_processes import (
+from transduce.experiments.experiment import (
     Experiment,
     ExperimentProgress,
     PresetRun,
@@ -30,6 +28,8 @@ from transduce.experiments.run_processes import (
     refuse_other_contents,
     run_all,
 )
+from transduce.experiments.pipeline import checked_settings
+from transduce.experiments.presets import RunConfig
 from transduce.files import require_new_folder
 from transduce.machine import Precision
 from transduce.report.report import Report

@@ -40,7 +40,7 @@ from transduce.cli.table2 import (
 from transduce.cli.terminal import error_console
 from transduce.errors import ConfigError
 from transduce.experiments import scaling as scaling_experiment
-from transduce.experiments.run_processes import CORPUS, make_slots
+from transduce.experiments.experiment import CORPUS, make_slots
 from transduce.experiments.table1 import as_report as table1_report
 from transduce.experiments.table1 import measure_table1
 from transduce.experiments.table2 import Scoring

@@ -34,8 +34,8 @@ from transduce.data.named_corpora import NamedCorpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.environment import current_environment
+from transduce.experiments.experiment import CORPUS, make_slots, with_seed
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_processes import CORPUS, make_slots, with_seed
 from transduce.experiments.table2 import (
     Scoring,
     Table2,

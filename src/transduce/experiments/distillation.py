@@ -45,6 +45,8 @@ from transduce.experiments.distillation_report import (
     measure_models,
     write_report,
 )
+from transduce.experiments.experiment import kept_precision
+from transduce.experiments.experiment import settings as flat_settings
 from transduce.experiments.pipeline import RunObserver, checked_settings, resume
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import ADAPT, RunConfig, require_task
@@ -55,8 +57,6 @@ from transduce.experiments.run_folder import (
     is_run,
     require_replaceable_run,
 )
-from transduce.experiments.run_processes import kept_precision
-from transduce.experiments.run_processes import settings as flat_settings
 from transduce.experiments.start_model import batching_for, tokenizer_settings
 from transduce.experiments.synthetic_text import (
     COUNTED,

@@ -19,15 +19,15 @@ from transduce.architectures.config import num_parameters
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import torch_defaults
 from transduce.errors import counted
-from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.quickstart import quickstart_files, write_corpus
-from transduce.experiments.run_processes import (
+from transduce.experiments.experiment import (
     Experiment,
     PresetRun,
     failed_runs,
     settings,
     with_seed,
 )
+from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.quickstart import quickstart_files, write_corpus
 from transduce.model.attention import MultiHeadAttention
 from transduce.model.config import Scores
 from transduce.report.chart import Chart, Series, draw

@@ -30,9 +30,9 @@ from transduce.errors import (
     percent,
 )
 from transduce.experiments.environment import Environment, recorded_environment
+from transduce.experiments.experiment import described_files, failed_runs
 from transduce.experiments.presets import ADAPT, RunConfig, preset
 from transduce.experiments.run_folder import Entry, RunFolder, is_run
-from transduce.experiments.run_processes import described_files, failed_runs
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,
     REFERENCE,

@@ -2,7 +2,7 @@
 
 All systems share the text, the metric and the accounting of cost; each has the
 tokenizer, the training recipe and the search settings of its preset. Each training and
-each translation is a process (`run_processes`). After an interruption, a training that
+each translation is a process (`experiment`). After an interruption, a training that
 has begun continues by `train --resume`, and a translation starts over.
 """
 
@@ -37,9 +37,7 @@ from transduce.data.prepared_corpus import (
 )
 from transduce.errors import CheckpointError, ConfigError, DataError, unknown_name
 from transduce.experiments.environment import recorded_environment
-from transduce.experiments.presets import RunConfig, fitting_preset, preset
-from transduce.experiments.run_folder import Entry, RunFolder, settings_of
-from transduce.experiments.run_processes import (
+from transduce.experiments.experiment import (
     LOGS,
     RUNS,
     Experiment,
@@ -56,6 +54,8 @@ from transduce.experiments.run_processes import (
     with_seed,
     write_record,
 )
+from transduce.experiments.presets import RunConfig, fitting_preset, preset
+from transduce.experiments.run_folder import Entry, RunFolder, settings_of
 from transduce.files import read_json, write_json
 from transduce.machine import Precision
 from transduce.metrics.comparison import ONE_TRIAL, Trials, pooled_scores

@@ -19,11 +19,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import DEV, DEV_SOURCE, DEV_TARGET
 from transduce.errors import ConfigError, TransduceError, counted, unknown_name
-from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
-from transduce.experiments.resuming import refuse_changed_settings
-from transduce.experiments.run_corpus import known_languages
-from transduce.experiments.run_folder import RunFolder
-from transduce.experiments.run_processes import (
+from transduce.experiments.experiment import (
     Experiment,
     PresetRun,
     changes,
@@ -34,6 +30,10 @@ from transduce.experiments.run_processes import (
     translated_lines,
     with_seed,
 )
+from transduce.experiments.presets import BASE, MODEL, TABLE_3, RunConfig
+from transduce.experiments.resuming import refuse_changed_settings
+from transduce.experiments.run_corpus import known_languages
+from transduce.experiments.run_folder import RunFolder
 from transduce.machine import Precision
 from transduce.metrics.comparison import (
     ONE_TRIAL,

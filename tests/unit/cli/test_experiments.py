@@ -16,8 +16,8 @@ from transduce.cli.experiments import (
 from transduce.data.corpus_files import CorpusFiles
 from transduce.device import choose_hardware
 from transduce.errors import CheckpointError, ConfigError, DataError
+from transduce.experiments.experiment import Experiment, PresetRun
 from transduce.experiments.presets import PRESETS
-from transduce.experiments.run_processes import Experiment, PresetRun
 from transduce.report.report import Report
 
 

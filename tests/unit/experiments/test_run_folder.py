@@ -11,10 +11,10 @@ import pytest
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import PreparedCorpus
 from transduce.errors import AccessError, CheckpointError, ConfigError, DataError
+from transduce.experiments.experiment import PresetRun
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.resuming import refuse_changed_precision
 from transduce.experiments.run_folder import RunFolder, require_replaceable_run
-from transduce.experiments.run_processes import PresetRun
 from transduce.model_folder import MODEL_FILES
 from transduce.settings import apply_assignments
 

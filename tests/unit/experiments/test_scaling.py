@@ -12,7 +12,7 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
-from transduce.experiments.run_processes import refuse_other_contents
+from transduce.experiments.experiment import refuse_other_contents
 from transduce.experiments.scaling import (
     EXPERIMENT,
     KINDS,

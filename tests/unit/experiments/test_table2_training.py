@@ -19,8 +19,8 @@ from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.environment import Environment
+from transduce.experiments.experiment import with_seed
 from transduce.experiments.presets import RunConfig, preset
-from transduce.experiments.run_processes import with_seed
 from transduce.experiments.table2 import TrainedTable2, trained_report
 from transduce.experiments.table2_training import (
     EXPERIMENT,

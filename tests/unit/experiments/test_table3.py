@@ -12,9 +12,7 @@ import pytest
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import TRAINING
 from transduce.errors import ConfigError
-from transduce.experiments.presets import BASE, TABLE_3, RunConfig
-from transduce.experiments.run_folder import RUN_FORMAT
-from transduce.experiments.run_processes import (
+from transduce.experiments.experiment import (
     changes,
     kept_precision,
     locked,
@@ -22,6 +20,8 @@ from transduce.experiments.run_processes import (
     refuse_other_contents,
     settings,
 )
+from transduce.experiments.presets import BASE, TABLE_3, RunConfig
+from transduce.experiments.run_folder import RUN_FORMAT
 from transduce.experiments.table3 import (
     EXPERIMENT,
     RowRun,
@@ -41,7 +41,7 @@ from transduce.settings import apply_assignments
 HOLDER = """
 import sys
 from pathlib import Path
-from transduce.experiments.run_processes import locked
+from transduce.experiments.experiment import locked
 with locked(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from transduce.experiments.run_processes import settings
+from transduce.experiments.experiment import settings
 from transduce.experiments.table3 import RowResult, Table3, as_report, scaled_base
 from transduce.metrics.comparison import SystemScore
 from transduce.report.report import Report, Table, plain

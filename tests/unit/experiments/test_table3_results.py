@@ -10,7 +10,7 @@ import pytest
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.errors import CheckpointError, DataError
-from transduce.experiments.run_processes import settings
+from transduce.experiments.experiment import settings
 from transduce.experiments.table3 import (
     RowResult,
     Table3,

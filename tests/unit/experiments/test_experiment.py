@@ -15,8 +15,7 @@ from transduce import machine
 from transduce.cli.experiments import require_all_done
 from transduce.data.corpus_files import CorpusFiles
 from transduce.errors import ConfigError, DataError
-from transduce.experiments import run_processes
-from transduce.experiments.run_processes import (
+from transduce.experiments.experiment import (
     ExperimentProgress,
     PresetRun,
     ReproductionStoppedError,
@@ -54,7 +53,7 @@ class Programs(Table3Experiment):
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_processes, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("transduce.experiments.experiment.POLL_SECONDS", 0.01)
 
 
 @pytest.fixture
