@@ -92,42 +92,38 @@ function askForPart(text, chosen, signal) {
     : ask("v1/translate", { q, alternatives: NUM_ALTERNATIVES, ...chosen }, signal);
 }
 
-// A text in parts of at most so many characters, cut between lines where it can be.
-function partsOf(text, most) {
-  const parts = [];
-  let rest = text;
-  while (rest.length > most) {
-    const part = rest.slice(0, most);
-    const mark = ENDS.find((each) => part.includes(each));
-    let end = mark ? part.lastIndexOf(mark) + mark.length : most;
-    if (!mark && end > 1 && /[\ud800-\udbff]$/.test(part)) end -= 1; // half of an emoji
-    parts.push(rest.slice(0, end));
-    rest = rest.slice(end);
-  }
-  return [...parts, rest];
+// The first part of a text of at most so many characters, cut between lines if it can be.
+function partOf(text, most) {
+  if (text.length <= most) return text;
+  const part = text.slice(0, most);
+  const mark = ENDS.find((each) => part.includes(each));
+  if (mark) return part.slice(0, part.lastIndexOf(mark) + mark.length);
+  const isCut = most > 1 && /[\ud800-\udbff]$/.test(part); // within an emoji
+  return isCut ? part.slice(0, -1) : part;
 }
 
 // The pieces of a text, which is sent in as many parts as the server needs.
 async function* piecesOf(text, chosen, send) {
-  const parts = chosen.format ? [text] : partsOf(text, mostCharacters);
-  while (parts.length) {
-    const part = parts.shift();
+  let most = chosen.format ? Infinity : mostCharacters;
+  for (let rest = text; rest;) {
+    const part = partOf(rest, most);
     let answer;
     try {
       answer = await send(part);
     } catch (problem) {
       const isLong = problem.status === HTTP_TOO_LARGE && part.length > SHORTEST_PART;
       if (chosen.format || !isLong) throw problem;
-      parts.unshift(...partsOf(part, Math.ceil(part.length / 2)));
+      most = Math.ceil(part.length / 2);
       continue;
     }
+    rest = rest.slice(part.length);
     yield* jsonLines(answer);
   }
 }
 
 function explain(problem) {
   if (problem.name === "AbortError") return;
-  let reason = "The server cannot be reached. Once it runs again, go on typing.";
+  let reason = "The server cannot be reached. Once it runs again, type on or press Ctrl+Enter.";
   if (problem instanceof Refused) reason = problem.message;
   if (problem instanceof SyntaxError) {
     reason = "The answer of the server is cut or changed, perhaps by a proxy.";
