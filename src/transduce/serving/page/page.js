@@ -9,7 +9,8 @@ const WIDEST = 600;
 const NUM_ALTERNATIVES = 3;
 const HTTP_FORBIDDEN = 403;
 const HTTP_TOO_LARGE = 413;
-const SHORTEST_PART = 200; // characters of a part that is not cut again
+const LONGEST_PART = 5000; // characters, about those of one batch of sentences
+const SHORTEST_PART = 200; // of a part that is not cut again
 const ENDS = ["\n", ". ", "。", " "]; // places to cut a text, best first
 const TELL_MS = 1000;
 const MOST_RETRIES = 3;
@@ -25,7 +26,7 @@ const [key, error, status, open, file, copy, save, layer, head] = [
 
 let models = [];
 let needsKey = false;
-let mostCharacters = Infinity; // of a request
+let mostCharacters = LONGEST_PART; // of a part
 let opened = null; // the file that the text is from
 let timer = null;
 let starting = null;
@@ -540,7 +541,7 @@ async function listModels() {
     found = await (await checked(await fetch("v1/models"))).json();
     const settings = await (await checked(await fetch("frontend/settings"))).json();
     if (settings.keyRequired) askForKey();
-    mostCharacters = settings.charLimit;
+    mostCharacters = Math.min(settings.charLimit, LONGEST_PART);
   } catch (problem) {
     explain(problem);
     return;
