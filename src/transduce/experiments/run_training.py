@@ -67,13 +67,9 @@ from transduce.text.tokenizer import (
 )
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
-from transduce.training.loss import (
-    REWARDS,
-    GuidedAttention,
-    Refinement,
-    word_beginnings,
-)
+from transduce.training.loss import GuidedAttention, word_beginnings
 from transduce.training.optimizer import require_moments
+from transduce.training.reward import REWARDS, Refinement
 from transduce.training.trainer import Trainer
 from transduce.trees.linearization import SymbolVocabulary
 

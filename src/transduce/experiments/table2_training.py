@@ -70,7 +70,7 @@ from transduce.text.compression import ENDINGS
 from transduce.text.corpus import read_pairs
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
-from transduce.training.loss import sample_flops
+from transduce.training.reward import sample_flops
 
 Match = Literal["parameters", "flops", "none"]
 

@@ -37,8 +37,9 @@ from transduce.nn.fuse import FusedTransformer
 from transduce.nn.kernels import nn_api, unchanged_weights
 from transduce.nn.operators import FusedSSRU, own_generator
 from transduce.training.data_parallel import ALONE, ProcessGroup, no_sync
-from transduce.training.loss import BatchLoss, RewardLoss
+from transduce.training.loss import BatchLoss
 from transduce.training.micro_batches import LoadedMicroBatch
+from transduce.training.reward import RewardLoss
 
 NUM_AT_ONCE = 2
 """Number of micro-batches computed at once, by as many threads, if more than one is.

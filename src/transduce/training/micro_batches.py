@@ -19,7 +19,7 @@ from transduce.data.tensors import SOURCE_BUCKETS, Batch, PackedBatch
 from transduce.device import Hardware
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
-from transduce.training.loss import MAX_EXTRA_TOKENS, Samples
+from transduce.training.reward import MAX_EXTRA_TOKENS, Samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,14 +33,7 @@ from transduce.training.gradients import (
     is_worth_compiling,
     num_at_once,
 )
-from transduce.training.loss import (
-    BatchLoss,
-    GuidedAttention,
-    Refinement,
-    draw_samples,
-    sample_flops,
-    without_dropout,
-)
+from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.micro_batches import (
     LoadedMicroBatch,
@@ -51,6 +44,12 @@ from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
     scheduled_rate,
+)
+from transduce.training.reward import (
+    Refinement,
+    draw_samples,
+    sample_flops,
+    without_dropout,
 )
 
 RECENT = 0.02

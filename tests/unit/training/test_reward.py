@@ -26,10 +26,12 @@ from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.search_config import SamplingConfig
 from transduce.text.vocabulary import BOS, EOS, PAD
-from transduce.training import loss as module
+from transduce.training import reward
 from transduce.training.config import TrainingConfig
-from transduce.training.loss import (
-    BatchLoss,
+from transduce.training.loss import BatchLoss
+from transduce.training.memory import SAFE_SHARE
+from transduce.training.optimizer import require_moments
+from transduce.training.reward import (
     Refinement,
     RewardLoss,
     Samples,
@@ -37,8 +39,6 @@ from transduce.training.loss import (
     gleu_rewards,
     without_dropout,
 )
-from transduce.training.memory import SAFE_SHARE
-from transduce.training.optimizer import require_moments
 from transduce.training.trainer import StepReport, Trainer
 
 TRAINER = "transduce.training.trainer"
@@ -150,7 +150,7 @@ def in_proportion(number: int):
 
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> Toy:
-    monkeypatch.setattr(module, "MAX_EXTRA_TOKENS", 0)
+    monkeypatch.setattr(reward, "MAX_EXTRA_TOKENS", 0)
     torch.manual_seed(4)
     return Toy()
 
