@@ -53,7 +53,8 @@ GROUPS = {
     ),
     "loss": Group(
         modules=tuple(
-            f"{name}.py" for name in ("nn/cross_entropy", "training/loss", "training/reward")
+            f"{name}.py"
+            for name in ("nn/cross_entropy", "training/loss", "training/reward")
         ),
         tests=(
             "unit/nn/test_cross_entropy.py",
