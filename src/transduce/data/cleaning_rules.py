@@ -20,10 +20,12 @@ from transduce.errors import ConfigError, unknown_name
 from transduce.settings import convert_and_check, require_between
 from transduce.text.corpus import MAX_LINE_BYTES, is_iso_2022
 from transduce.text.languages import (
+    SCRIPT_LETTERS,
     UNSPACED_LETTER,
     UNSPACED_LETTERS,
     UNSPACED_RUN,
     WORD_MARKS,
+    east_asian,
     english_name,
     script_letters,
 )
@@ -134,6 +136,13 @@ NOON = 12
 YEAR_DIGITS = 2, 4
 """Digits of a year without and with its century."""
 
+HAN, KANA, HANGUL = (SCRIPT_LETTERS[language] for language in ("zh", "ja", "ko"))
+"""Patterns of a letter of the scripts of Chinese, Japanese and Korean."""
+MANY_KANA = 0.3
+"""Share of kana among the letters of a side above which it is Japanese."""
+HAN_WITHOUT_KANA = 20
+"""Largest number of Chinese characters of a Japanese side without kana, such as the
+name of an office or the title of a law."""
 UNSPACED_WORD = 2
 """Number of letters that count as a word where words are not separated by spaces."""
 LONGEST_PHRASE = 10
@@ -304,6 +313,10 @@ class PairRules:
             side: None if tag is None else script_letters(tag)
             for side, tag in self._languages.items()
         }
+        self._east_asian = {
+            side: None if tag is None else east_asian(tag)
+            for side, tag in self._languages.items()
+        }
         patterns = {kind.replace(" ", "-"): each for kind, each in MARKS.items()}
         self._marks = {
             rule: patterns[rule]
@@ -377,9 +390,33 @@ class PairRules:
             return None
         expected = len(pattern.findall(side.letters))
         if expected >= self._config.min_script * number:
-            return None
+            return self._other_east_asian(side)
         language = english_name(self._languages[side.name] or "")
         return f"{expected:,} of {number:,} letters are of the script of {language}"
+
+    def _other_east_asian(self, side: SideText) -> str | None:
+        """Detail of a side in another of the languages with Chinese characters.
+
+        Sentences have kana in Japanese, Hangul in Korean, and neither in Chinese.
+        """
+        match self._east_asian[side.name]:
+            case "zh":
+                number, kana = len(side.letters), len(KANA.findall(side.letters))
+                if kana <= MANY_KANA * number:
+                    return None
+                return f"{kana:,} of {number:,} letters are kana"
+            case "ja":
+                own, name, most = KANA, "kana", HAN_WITHOUT_KANA
+            case "ko":
+                own, name, most = HANGUL, "Hangul", self._config.short_letters
+            case _:
+                return None
+        if own.search(side.letters):
+            return None
+        number = len(HAN.findall(side.letters))
+        if number <= most:
+            return None
+        return f"{number:,} Chinese characters without {name}"
 
     def _too_long(self, side: SideText) -> str | None:
         if side.size <= self._config.max_words or (

@@ -216,6 +216,10 @@ SCRIPTS_OF_SUBTAG = {
     "Kore": ("Hang", "Hani"),
 }  # fmt: skip
 """Scripts that a script subtag of several scripts, or of a part of one, stands for."""
+EAST_ASIAN = {
+    ("Hani",): "zh", ("Hani", "Kana"): "ja", ("Hang", "Hani"): "ko"
+}  # fmt: skip
+"""Languages that share the Chinese characters, by their scripts."""
 LANGUAGES_OF_SCRIPTS = {
     "Arab": "ar ckb fa ks ps sd ug ur", "Armn": "hy", "Beng": "as bn", "Cher": "chr",
     "Cyrl": "ab av ba be bg ce cu cv kv ky mk os ru sah tg tt uk",
@@ -466,20 +470,31 @@ def script_letters(tag: str) -> re.Pattern[str] | None:
 
     A script subtag decides, as in sr-Latn; None if the script is unknown.
     """
+    ranges = [LETTERS_OF_SCRIPT.get(script) for script in _scripts(tag)]
+    if None in ranges or not ranges:
+        return None
+    return re.compile("[" + "".join(filter(None, ranges)) + "]")
+
+
+def east_asian(tag: str) -> str | None:
+    """Return zh, ja or ko for a tag of Chinese, Japanese or Korean in its own script.
+
+    Cantonese and other languages in Chinese characters alone count as Chinese. None for
+    another language, and for a romanization such as ja-Latn.
+    """
+    return EAST_ASIAN.get(_scripts(tag))
+
+
+def _scripts(tag: str) -> tuple[str, ...]:
+    """Scripts that a language is written in; empty if they are unknown."""
     parts = _subtags(tag)
     language, named = parts["language"], parts["script"]
     if named:
-        scripts = SCRIPTS_OF_SUBTAG.get(named, (named,))
-    elif language in SCRIPTS_OF_LANGUAGE:
-        scripts = SCRIPTS_OF_LANGUAGE[language]
-    elif language in NAMES and language not in UNCERTAIN_SCRIPTS:
-        scripts = ("Latn",)
-    else:
-        return None
-    ranges = [LETTERS_OF_SCRIPT.get(script) for script in scripts]
-    if None in ranges:
-        return None
-    return re.compile("[" + "".join(filter(None, ranges)) + "]")
+        return SCRIPTS_OF_SUBTAG.get(named, (named,))
+    if language in SCRIPTS_OF_LANGUAGE:
+        return SCRIPTS_OF_LANGUAGE[language]
+    is_latin = language in NAMES and language not in UNCERTAIN_SCRIPTS
+    return ("Latn",) if is_latin else ()
 
 
 def is_unspaced(tag: str) -> bool:

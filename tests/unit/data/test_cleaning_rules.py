@@ -185,6 +185,39 @@ def test_the_script_of_the_language_is_required(language, text, rule) -> None:
 
 
 @pytest.mark.parametrize(
+    ("language", "text", "detail"),
+    [
+        ("zh", "二人の若い男性が外にいます。", "target: 7 of 13 letters are kana"),
+        ("yue", "二人の若い男性が外にいます。", "target: 7 of 13 letters are kana"),
+        ("zh", "我喜欢在冬天吃日本的おでん。", ""),
+        ("zh", "两个穿着衬衫的年轻人站在外面。", ""),
+        (
+            "ja",
+            "两个穿着衬衫的年轻人站在外面,一个女人从他们身边走过。",
+            "target: 25 Chinese characters without kana",
+        ),
+        ("ja", "独立行政法人国立高等専門学校機構", ""),
+        ("ja", "iPhone 12 Pro Max 本日発売開始 Apple Store", ""),
+        ("ja-Latn", "Futari no wakai dansei ga soto ni imasu.", ""),
+        (
+            "ko",
+            "两个年轻人站在外面。",
+            "target: 9 Chinese characters without Hangul",
+        ),
+        ("ko", "大韓民國 헌법", ""),
+        ("ko", "LG電子 OLED TV", ""),
+        ("nan", "Goá beh khì 學校讀冊。", ""),
+    ],
+)
+def test_languages_with_chinese_characters_are_told_apart(
+    language: str, text: str, detail: str
+) -> None:
+    rules = PairRules(CleaningConfig(), "en", language)
+    rule = "wrong-script" if detail else "kept"
+    assert broken("Two young men are outside.", text, rules) == (rule, detail)
+
+
+@pytest.mark.parametrize(
     ("source", "target"),
     [
         ("The town has 1.2 million people.", "这座城市有120万人。"),
