@@ -124,8 +124,8 @@ def memory_groups() -> Iterator[_MemoryGroup]:
             limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
             cache = "total_inactive_file"
         with suppress(OSError, ValueError):  # missing, or without a limit
-            most = int((folder / limit).read_text(encoding="ascii"))
-            yield _MemoryGroup(folder=folder, limit=most, usage=usage, cache=cache)
+            maximum = int((folder / limit).read_text(encoding="ascii"))
+            yield _MemoryGroup(folder=folder, limit=maximum, usage=usage, cache=cache)
 
 
 def control_groups(kind: str, proc: Path) -> Iterator[tuple[Path, int]]:
@@ -230,10 +230,10 @@ def num_cores() -> int:
     return usable_cores(environment={}).number
 
 
-def require_number_of_processes(number: object, most: int) -> None:
+def require_number_of_processes(number: object, maximum: int) -> None:
     """Raise `ConfigError` for a number that this machine cannot have.
 
-    It may be up to `most`, or as large as the number of cores.
+    It may be up to `maximum`, or as large as the number of cores.
     """
     whole = without_numpy(number)
     if type(whole) is not int:
@@ -244,9 +244,9 @@ def require_number_of_processes(number: object, most: int) -> None:
         raise ConfigError(
             f"The number of processes must be at least 1, but is {whole}."
         )
-    if whole > (most := max(num_cores(), most)):
+    if whole > (maximum := max(num_cores(), maximum)):
         raise ConfigError(
-            f"The number of processes must be at most {most} on this machine, but "
+            f"The number of processes must be at most {maximum} on this machine, but "
             f"is {whole:,}; more processes than cores slow each other down."
         )
 

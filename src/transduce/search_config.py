@@ -220,7 +220,7 @@ class SearchConfig:
         unused = {name: getattr(default, name) for name in NOT_GREEDY}
         return replace(self, beam_size=1, **unused)
 
-    def limit(self, source_length: int, least: int = 0) -> int:
+    def limit(self, source_length: int, minimum: int = 0) -> int:
         """Return the maximum output length in tokens, for a source of that length.
 
         The end token counts on both sides. The limit is at least `least`.
@@ -228,7 +228,7 @@ class SearchConfig:
         limit = source_length + self.extra_length
         if self.max_length is not None:
             limit = min(limit, self.max_length)
-        return max(limit, self.min_length + 1, least)
+        return max(limit, self.min_length + 1, minimum)
 
     @property
     def has_restrictions(self) -> bool:

@@ -67,8 +67,8 @@ class LayerSizes:
         convert_and_check(self)
         # A convolution of width 1 would connect no two positions, in any number of
         # layers.
-        for name, least in (("n", 1), ("d", 1), ("k", 2), ("r", 1)):
-            require_between(name, getattr(self, name), least, MAX_WHOLE)
+        for name, minimum in (("n", 1), ("d", 1), ("k", 2), ("r", 1)):
+            require_between(name, getattr(self, name), minimum, MAX_WHOLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -161,12 +161,12 @@ def record_search(
     config: SearchConfig,
     excluded: Sequence[int],
     shortlist: Shortlist | None = None,
-    least_limit: int = 0,
+    min_limit: int = 0,
 ) -> SearchTree:
     """Translate one sentence as `Translator` does, recording the beam of each step.
 
     The `excluded` token ids are never generated. The shortlist is used if the config
-    says so. The length limit is that of the config, but at least `least_limit`.
+    says so. The length limit is that of the config, but at least `min_limit`.
     """
     memory = model.model.encode(source)
     decoder: JoinableDecoder = (
@@ -178,7 +178,7 @@ def record_search(
         part = Part(line=0, number=0, source=source[0, :-1].tolist(), prefix=[])
         decoder = with_shortlists(decoder, allowed_tokens(shortlist, [part], config))
     coverage = coverage_of(decoder, config)
-    limit = config.limit(source.size(1), least_limit)
+    limit = config.limit(source.size(1), min_limit)
     search = start_search([limit], config, EOS, excluded, coverage=coverage)
     recorded = _RecordedSearch(search, config.repetition_penalty)
     (hypotheses,) = run_search(decoder, recorded, BOS)
@@ -413,7 +413,7 @@ def look_into(
         config,
         EXCLUDED if translator.symbols is None else NEVER_WRITTEN,
         translator.shortlist,
-        source.least_limit,
+        source.min_limit,
     )
     require_numbers([each.log_probability for each in search.hypotheses])
     target_ids = given or list(search.hypotheses[0].ids)
@@ -434,20 +434,20 @@ def look_into(
 class _Source:
     text: str
     ids: list[int]
-    least_limit: int
+    min_limit: int
     """Least length limit: that of some tree, end token included; 0 for text."""
 
     @classmethod
     def read(cls, translator: Translator, text: str) -> "_Source":
-        least_limit = 0
+        min_limit = 0
         if translator.symbols is not None:
             words = penn_words(text)
             text = " ".join(map(translator.symbols.read_word, words))
-            least_limit = symbols_needed(len(words), 0) + 1
+            min_limit = symbols_needed(len(words), 0) + 1
         (ids,) = translator.source_ids([text])
         _require_length(ids, "source")
         text = normalize(without_invisible(text))
-        return cls(text=text, ids=ids, least_limit=least_limit)
+        return cls(text=text, ids=ids, min_limit=min_limit)
 
 
 def _target_ids(translator: Translator, text: str) -> list[int]:

@@ -514,8 +514,8 @@ class _PendingPart:
 
 def processes_per_training(trainings_here: int) -> int:
     """Return how many processes augment for each training process on this machine."""
-    most = num_cores() // (CORES_PER_PROCESS * trainings_here)
-    return max(min(most, MAX_PROCESSES), 1)
+    number = num_cores() // (CORES_PER_PROCESS * trainings_here)
+    return max(min(number, MAX_PROCESSES), 1)
 
 
 def _chunks(part: Dataset) -> Iterator[Dataset]:

@@ -248,9 +248,9 @@ class Batcher:
         ends = np.searchsorted(filled, np.linspace(0, filled[-1], number + 1)[1:-1])
         # Each update has at least one batch: ends rise by one or more, and leave enough
         # batches for the updates after them.
-        least = np.arange(1, number)
-        ends = np.maximum.accumulate(np.maximum(ends - least, 0)) + least
-        ends = np.minimum(ends, len(batches) - least[::-1])
+        lowest = np.arange(1, number)
+        ends = np.maximum.accumulate(np.maximum(ends - lowest, 0)) + lowest
+        ends = np.minimum(ends, len(batches) - lowest[::-1])
         for start, end in pairwise([0, *ends.tolist(), len(batches)]):
             yield self._update(batches[start:end])
 

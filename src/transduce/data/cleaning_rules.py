@@ -147,7 +147,7 @@ UNSPACED_WORD = 2
 """Number of letters that count as a word where words are not separated by spaces."""
 LONGEST_PHRASE = 10
 """Maximum number of words, or letters of an unspaced script, of a phrase in a loop."""
-MOST = 10**9
+MAX_NUMBER = 10**9
 """Largest threshold of a number of words, characters or repeats."""
 SHOWN = 40
 """Maximum number of characters of a text in a reason."""
@@ -209,8 +209,8 @@ class CleaningConfig:
             "max_word_characters",
             "identical_words",
         ):
-            require_between(number, getattr(self, number), 0, MOST)
-        require_between("max_repeats", self.max_repeats, 1, MOST)
+            require_between(number, getattr(self, number), 0, MAX_NUMBER)
+        require_between("max_repeats", self.max_repeats, 1, MAX_NUMBER)
         require_between("ratio_spreads", self.ratio_spreads, 0, math.inf)
         require_between("ratio_factor", self.ratio_factor, 1, math.inf)
 
@@ -507,12 +507,12 @@ def _most_in_a_row(units: Sequence[str], length: int) -> tuple[int, int]:
     The second number is the end of the last occurrence. Without a repetition, the
     numbers are 1 and 0.
     """
-    run = most = end = 0
+    run = longest = end = 0
     for position in range(length, len(units)):
         run = run + 1 if units[position] == units[position - length] else 0
-        if run > most:
-            most, end = run, position + 1
-    return most // length + 1, end
+        if run > longest:
+            longest, end = run, position + 1
+    return longest // length + 1, end
 
 
 def shown(text: str) -> str:

@@ -340,10 +340,10 @@ class BeamSearch:
         self._config = config
         self._excluded = excluded
         self._coverage = coverage
-        most = min(max_hypotheses or UNLIMITED, config.beam_size)
+        max_kept = min(max_hypotheses or UNLIMITED, config.beam_size)
         prefixes = prefixes or [()] * len(max_lengths)
         self.live = [
-            self._kind_of_sentence(min(limit, UNLIMITED), prefix, eos, config, most)
+            self._kind_of_sentence(min(limit, UNLIMITED), prefix, eos, config, max_kept)
             for limit, prefix in zip(max_lengths, prefixes, strict=True)
         ]
         """Sentences that are not done."""

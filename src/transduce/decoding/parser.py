@@ -92,8 +92,8 @@ class _Sentence:
 
     def limit(self, config: SearchConfig) -> int:
         """Return the most symbols of its tree, the end included; some tree fits."""
-        fewest = symbols_needed(len(self.words), 0) + 1
-        return config.limit(len(self.source) + 1, fewest)
+        minimum = symbols_needed(len(self.words), 0) + 1
+        return config.limit(len(self.source) + 1, minimum)
 
 
 RunSearch = Callable[

@@ -258,7 +258,7 @@ def start_translating(
     models: Sequence[DecodingModel], parts: list[Part], config: SearchConfig
 ) -> RunningSearch:
     """Encode sources and start the search for their translations."""
-    limits = [config.limit(part.length, least=len(part.prefix) + 1) for part in parts]
+    limits = [config.limit(part.length, minimum=len(part.prefix) + 1) for part in parts]
     prefixes = [part.prefix for part in parts]
     decoder = start_decoder(models, _sources(parts), config)
     if config.shortlist and models[0].shortlist is not None:
@@ -266,8 +266,10 @@ def start_translating(
         decoder = with_shortlists(decoder, shortlists)
     coverage = coverage_of(decoder, config)
     # Several hypotheses may have the same text, so more than `num_best` are needed.
-    most = 1 if config.num_best == 1 else None
-    search = start_search(limits, config, EOS, EXCLUDED, prefixes, coverage, most)
+    max_hypotheses = 1 if config.num_best == 1 else None
+    search = start_search(
+        limits, config, EOS, EXCLUDED, prefixes, coverage, max_hypotheses
+    )
     return RunningSearch(decoder, search, BOS)
 
 

@@ -698,8 +698,10 @@ def student_settings(
         return change(config)
     tokenizer = open_model(teachers[0], with_shortlist=False).tokenizer
     batching = batching_for(tokenizer, config)
-    if (most := num_positions(change(config).model)) is not None:
-        longest = max(min(batching.max_length, most), config.batching.max_length)
+    if (max_positions := num_positions(change(config).model)) is not None:
+        longest = max(
+            min(batching.max_length, max_positions), config.batching.max_length
+        )
         batching = replace(batching, max_length=longest)
     student = change(replace(config, batching=batching))
     if student.tokenizer != config.tokenizer:

@@ -191,8 +191,8 @@ def settings_from(start: StartModel, name: str = ADAPT) -> RunConfig:
     batching = batching_for(start.model.tokenizer, config)
     if name == ADAPT:
         training = replace(training, learning_rate=_adaptation_rate(model.d_model))
-    if (most := num_positions(start.model.config)) is not None:
-        batching = replace(batching, max_length=min(batching.max_length, most))
+    if (max_positions := num_positions(start.model.config)) is not None:
+        batching = replace(batching, max_length=min(batching.max_length, max_positions))
     if start.state is not None:
         earlier = settings_of(start.path).training
         kept = {name: getattr(earlier, name) for name in OPTIMIZER_SETTINGS}

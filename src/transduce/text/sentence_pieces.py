@@ -319,9 +319,9 @@ class SentencePieceTokenizer:
     def encode_targets(self, texts: Sequence[str]) -> list[list[int]]:
         """Encode many targets at once, on all cores."""
         found = self._encode(texts, self.target)
-        if (most := self.target_vocab_size) is None:
+        if (size := self.target_vocab_size) is None:
             return found
-        return [[i if i < most else self.unknown for i in ids] for ids in found]
+        return [[i if i < size else self.unknown for i in ids] for ids in found]
 
     def without(self, removed: Collection[str]) -> "SentencePieceTokenizer":
         """Return the tokenizer without some pieces; ids behind them change."""

@@ -235,8 +235,8 @@ class Trainer:
         if earlier is not None and earlier <= fitting:
             return earlier
         longest_with_samples = longest * (1 + config.reward_samples)
-        most = MAX_REWARD_BATCHES * longest_with_samples
-        return max(int(min(REWARD_SHARE * fitting, most)), 1)
+        max_positions = MAX_REWARD_BATCHES * longest_with_samples
+        return max(int(min(REWARD_SHARE * fitting, max_positions)), 1)
 
     def update_tokens(self) -> tuple[int, int]:
         """Return the approximate numbers of source and target tokens of an update.

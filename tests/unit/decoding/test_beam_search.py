@@ -446,7 +446,7 @@ def test_the_maximum_length_leaves_room_for_a_required_minimum(
     settings: dict[str, int], limits: tuple[int, int]
 ) -> None:
     config = SearchConfig(**settings)
-    assert (config.limit(4), config.limit(4, least=60)) == limits
+    assert (config.limit(4), config.limit(4, minimum=60)) == limits
 
 
 @pytest.mark.usefixtures("unchecked_types")
