@@ -1,6 +1,9 @@
 """Scripts name tests that exist, and versions of all packages and actions."""
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -44,6 +47,39 @@ def test_the_workflows_pin_their_actions_by_commit() -> None:
     assert actions
     pinned = re.compile(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+")
     assert [each for each in actions if not pinned.fullmatch(each)] == []
+
+
+@pytest.mark.parametrize(("with_pip", "made"), [(True, []), (False, ["-m venv .venv"])])
+@pytest.mark.parametrize("script", ["quickstart", "test", "docs"])
+def test_an_environment_without_pip_is_made_anew(
+    script: str, with_pip: bool, made: list[str], tmp_path: Path
+) -> None:
+    """On Debian, `python3 -m venv` leaves one if python3-venv is not installed."""
+    folder = tmp_path / "scripts"
+    shutil.copytree(ROOT / "scripts", folder)
+    does_nothing, records = "#!/bin/sh\nexit 0\n", '#!/bin/sh\necho "$@" >> calls\n'
+    lacks_packages = '#!/bin/sh\ntest "$1" != -c\n'
+    programs = {
+        "python": lacks_packages,
+        "transduce": does_nothing,
+        "pip": does_nothing,
+    }
+    if not with_pip:
+        del programs["pip"]
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name, text in programs.items():
+        (tmp_path / ".venv" / "bin" / name).write_text(text)
+        (tmp_path / ".venv" / "bin" / name).chmod(0o755)
+    (tmp_path / "python").write_text(records)
+    (tmp_path / "python").chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.touch()
+    subprocess.run(
+        ["sh", folder / script],
+        env={"PATH": os.environ["PATH"], "PYTHON": str(tmp_path / "python")},
+        check=True,
+    )
+    assert calls.read_text().splitlines() == made
 
 
 def plain(name: str) -> str:
