@@ -13,7 +13,7 @@ from transduce.cli.settings import (
     repeated_tables,
     setting_tables,
 )
-from transduce.data.treebank import AugmentationConfig
+from transduce.data.treebank import TreeAugmentationConfig
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.settings import apply_mapping
 
@@ -86,7 +86,7 @@ def test_tables_within_tables_are_listed_after_their_own() -> None:
 
 
 def test_meanings_are_the_docstrings_below_the_fields() -> None:
-    meanings = field_meanings(AugmentationConfig)
+    meanings = field_meanings(TreeAugmentationConfig)
     assert meanings["seed"] == "Seed of the variants."
 
 

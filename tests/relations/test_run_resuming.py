@@ -16,7 +16,11 @@ import torch
 
 from transduce.checkpoint import load_model
 from transduce.data.corpus_files import CorpusFiles
-from transduce.data.treebank import AugmentationConfig, TreebankConfig, TreebankFiles
+from transduce.data.treebank import (
+    TreeAugmentationConfig,
+    TreebankConfig,
+    TreebankFiles,
+)
 from transduce.device import Hardware
 from transduce.errors import AccessError, CheckpointError, ConfigError, VersionError
 from transduce.experiments.dev_corpus import DevScore
@@ -558,7 +562,9 @@ PARSING = replace(
     CONFIG,
     training=replace(CONFIG.training, best_by="f1"),
     search=SearchConfig(beam_size=2, extra_length=5),
-    treebank=TreebankConfig(guidance=0.5, augmentation=AugmentationConfig(copies=1)),
+    treebank=TreebankConfig(
+        guidance=0.5, augmentation=TreeAugmentationConfig(copies=1)
+    ),
 )
 
 

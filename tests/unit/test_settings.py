@@ -11,7 +11,7 @@ import pytest
 
 from transduce.architectures.config import CONFIGS, ExpertsConfig
 from transduce.data.corpus_mixture import CorpusConfig
-from transduce.data.treebank import AugmentationConfig
+from transduce.data.treebank import TreeAugmentationConfig
 from transduce.errors import ConfigError
 from transduce.experiments.presets import BASE, PRESETS, RunConfig
 from transduce.settings import (
@@ -277,7 +277,7 @@ TABLES = [
     *((each,) for each in CONFIGS.values()),
     (RunConfig,),
     (ExpertsConfig,),
-    (AugmentationConfig,),
+    (TreeAugmentationConfig,),
 ]
 CLASSES = {kind for kinds in TABLES for kind in kinds if is_dataclass(kind)}
 REQUIRED = {CorpusConfig: {"name": "a", "source": "a.en", "target": "a.de"}}

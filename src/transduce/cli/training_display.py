@@ -8,7 +8,7 @@ from transduce.cli.terminal import ProgressDisplay
 from transduce.data.corpus_files import MAIN_DEV
 from transduce.data.corpus_mixture import CorpusMixture
 from transduce.data.prepared_corpus import PreparedCorpus
-from transduce.data.treebank import AugmentationConfig
+from transduce.data.treebank import TreeAugmentationConfig
 from transduce.errors import (
     WEEK,
     RequestError,
@@ -306,7 +306,7 @@ def _languages(config: RunConfig) -> str:
     return f"Languages: {languages}{among}{hint}"
 
 
-def _augmented(total: int, config: AugmentationConfig) -> str:
+def _augmented(total: int, config: TreeAugmentationConfig) -> str:
     """Describe the number of variants among the training trees, and their kinds."""
     if not config.copies:
         return "Variants of trees: none (treebank.augmentation.copies)"

@@ -57,7 +57,7 @@ from transduce.trees.trees import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AugmentationConfig:
+class TreeAugmentationConfig:
     """Settings of augmentation; by default there is none."""
 
     copies: Annotated[int, Bounds(0, 10_000)] = 0
@@ -76,7 +76,9 @@ class AugmentationConfig:
 
 
 def augmented(
-    trees: Sequence[Tree], config: AugmentationConfig, dev_trees: Sequence[Tree] = ()
+    trees: Sequence[Tree],
+    config: TreeAugmentationConfig,
+    dev_trees: Sequence[Tree] = (),
 ) -> Iterator[Tree]:
     """Yield all trees and then their variants, which the seed determines.
 
@@ -97,7 +99,7 @@ def augmented(
 class _Variants:
     """Random variants of trees, with words and constituents of all trees."""
 
-    def __init__(self, trees: Sequence[Tree], config: AugmentationConfig) -> None:
+    def __init__(self, trees: Sequence[Tree], config: TreeAugmentationConfig) -> None:
         self._config = config
         self._random = Random(config.seed)
         self._words = defaultdict[str, list[str]](list)
@@ -187,7 +189,7 @@ class TreebankConfig:
     guidance: Annotated[float, Bounds(0, 1_000)] = 0.0
     """Weight of the loss that guides cross-attention to the next word; 0 for no
     guidance."""
-    augmentation: AugmentationConfig = field(default_factory=AugmentationConfig)
+    augmentation: TreeAugmentationConfig = field(default_factory=TreeAugmentationConfig)
     """Augmentation of the training trees by variants."""
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from transduce.architectures.config import (
 from transduce.data.augmentation import require_suitable
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_mixture import require_mixture
-from transduce.data.treebank import AugmentationConfig, TreebankFiles
+from transduce.data.treebank import TreeAugmentationConfig, TreebankFiles
 from transduce.errors import ConfigError, counted
 from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.experiments.run_corpus import RunFiles
@@ -443,7 +443,7 @@ def _optimizer_without_effect(training: TrainingConfig) -> Iterator[str]:
         yield f'`training.{unused}` has no effect on the optimizer "{optimizer}".'
 
 
-def _augmentation_without_effect(augmentation: AugmentationConfig) -> Iterator[str]:
+def _augmentation_without_effect(augmentation: TreeAugmentationConfig) -> Iterator[str]:
     name = _changed(augmentation)
     if name and augmentation.copies == 0:
         yield (

@@ -3,9 +3,9 @@
 Sections 5 and 6.1 of the paper. `train` prepares a run's folder and trains in it;
 `resume` continues a run from its newest usable checkpoint.
 
-Both train by `_RunTraining`. It loads the newest checkpoint (`_load_newest`), trains to
-the end, or again from a checkpoint if the loss diverges (`_train_to_the_end`), scores
-each checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
+Both use `_Run`. It loads the newest checkpoint (`_load_newest`), trains to the end, or
+again from a checkpoint if the loss diverges (`_train_to_the_end`), scores each
+checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
 modules beside this one: `run_corpus` and `run_folder` read and write files,
 `environment` records each start of the run, `run_training` makes the trainer, keeps
 checkpoints and chooses the final model, and `dev_corpus` scores them.
@@ -293,9 +293,7 @@ def train(
     try:
         with (
             _locked(folder, processes),
-            closing(
-                _RunTraining(folder, config, hardware, observers, processes)
-            ) as run,
+            closing(_Run(folder, config, hardware, observers, processes)) as run,
         ):
             run.train(consent, new)
     except TooLongTrainingError:
@@ -434,9 +432,7 @@ def resume(
                 _warn_observers(observers, *lengthen(folder, config, steps))
             processes.barrier()
             folder, config = RunFolder.open(out)
-        with closing(
-            _RunTraining(folder, config, hardware, observers, processes)
-        ) as run:
+        with closing(_Run(folder, config, hardware, observers, processes)) as run:
             run.train()
 
 
@@ -533,8 +529,8 @@ def _too_long(seconds: float, consent: Consent, proposal: str) -> TooLongTrainin
     )
 
 
-class _RunTraining:
-    """Training of one run in its folder."""
+class _Run:
+    """A run in its folder, which is trained to its end."""
 
     def __init__(
         self,

@@ -20,7 +20,7 @@ from transduce.architectures.config import (
 from transduce.data.batches import BatchingConfig
 from transduce.data.corpus_files import EvaluationConfig
 from transduce.data.corpus_mixture import CorpusConfig, StageConfig
-from transduce.data.treebank import AugmentationConfig, TreebankConfig
+from transduce.data.treebank import TreeAugmentationConfig, TreebankConfig
 from transduce.errors import NAME_START, ConfigError, unknown_name
 from transduce.model.config import ModelConfig
 from transduce.search_config import NOT_GREEDY, SearchConfig
@@ -640,7 +640,7 @@ PRESETS = {
         treebank=TreebankConfig(
             style="in-order-pos",
             guidance=0.5,
-            augmentation=AugmentationConfig(copies=8, cut=0.4),
+            augmentation=TreeAugmentationConfig(copies=8, cut=0.4),
         ),
     ),
     # For the built-in grammar's trees, in minutes on two cores.

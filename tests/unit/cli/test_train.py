@@ -14,7 +14,7 @@ from transduce.cli.options import changed_by_options, run_config
 from transduce.cli.train import sets_steps, train
 from transduce.cli.training_display import TrainingDisplay
 from transduce.data.prepared_corpus import PairCounts, PreparedCorpus
-from transduce.data.treebank import AugmentationConfig, TreebankConfig
+from transduce.data.treebank import TreeAugmentationConfig, TreebankConfig
 from transduce.device import Hardware
 from transduce.experiments.corpus_check import Advice
 from transduce.experiments.dev_corpus import DevScore, Quality
@@ -295,7 +295,7 @@ def test_weeks_of_training_give_a_warning(capsys):
     ],
 )
 def test_augmentation_is_described_with_the_corpus(capsys, copies, said):
-    treebank = TreebankConfig(augmentation=AugmentationConfig(copies=copies))
+    treebank = TreebankConfig(augmentation=TreeAugmentationConfig(copies=copies))
     total = 100 * (copies + 1)
     corpus = PreparedCorpus(
         key="",

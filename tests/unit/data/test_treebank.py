@@ -15,7 +15,7 @@ from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import TRAINING, PairEncoder, PreparedCorpus
 from transduce.data.treebank import (
     DEV_TREES,
-    AugmentationConfig,
+    TreeAugmentationConfig,
     TreebankConfig,
     TreebankFiles,
     augmented,
@@ -32,12 +32,12 @@ from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 from transduce.trees.trees import Tree, parse_tree, read_parses
 
 TREES = list(islice(training_trees(seed=2), 40))
-NOTHING = AugmentationConfig(
+NOTHING = TreeAugmentationConfig(
     copies=1, cut=0.0, replaced_constituents=0.0, replaced_words=0.0
 )
 
 
-def variants(trees: list[Tree], config: AugmentationConfig) -> list[Tree]:
+def variants(trees: list[Tree], config: TreeAugmentationConfig) -> list[Tree]:
     made = list(augmented(trees, config))
     assert made[: len(trees)] == trees
     return made[len(trees) :]
@@ -54,7 +54,7 @@ def test_trees_that_are_all_too_long_are_a_fault_of_their_file(tmp_path: Path) -
 
 
 def test_there_are_no_variants_by_default() -> None:
-    assert variants(TREES, AugmentationConfig()) == []
+    assert variants(TREES, TreeAugmentationConfig()) == []
 
 
 def test_copies_without_changes_equal_the_trees() -> None:
@@ -63,7 +63,7 @@ def test_copies_without_changes_equal_the_trees() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_variant_is_a_valid_tree(seed: int) -> None:
-    config = AugmentationConfig(copies=3, replaced_words=0.3, seed=seed)
+    config = TreeAugmentationConfig(copies=3, replaced_words=0.3, seed=seed)
     for tree in variants(TREES, config):
         assert parse_tree(str(tree)) == tree
         assert tree.constituents[0].label == "TOP"
@@ -71,7 +71,8 @@ def test_a_variant_is_a_valid_tree(seed: int) -> None:
 
 def test_the_same_seed_makes_the_same_variants() -> None:
     one, again, other = (
-        variants(TREES, AugmentationConfig(copies=2, seed=seed)) for seed in (1, 1, 2)
+        variants(TREES, TreeAugmentationConfig(copies=2, seed=seed))
+        for seed in (1, 1, 2)
     )
     assert one == again != other
 
@@ -131,7 +132,7 @@ def test_a_constituent_is_replaced_by_one_with_the_same_label() -> None:
 
 def test_a_tree_of_one_word_is_unchanged() -> None:
     tree = parse_tree("(TOP (UH Yes))")
-    config = AugmentationConfig(copies=1, cut=1.0, replaced_constituents=1.0)
+    config = TreeAugmentationConfig(copies=1, cut=1.0, replaced_constituents=1.0)
     assert variants([tree], config) == [tree]
 
 
@@ -148,7 +149,7 @@ def test_an_impossible_setting_is_refused(
     name: str, value: float, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        AugmentationConfig(**{name: value})
+        TreeAugmentationConfig(**{name: value})
 
 
 WRITTEN_TREES = """\
@@ -225,7 +226,7 @@ def test_only_files_that_a_run_needs_are_left(
 def test_variants_are_part_of_the_training_data(
     files: TreebankFiles, tmp_path: Path
 ) -> None:
-    config = TreebankConfig(augmentation=AugmentationConfig(copies=3))
+    config = TreebankConfig(augmentation=TreeAugmentationConfig(copies=3))
     corpus = prepared(files, tmp_path / "run", config)
     assert corpus.training.total == 2 * (1 + 3)
     assert corpus.dev is not None

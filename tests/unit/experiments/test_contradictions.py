@@ -1,19 +1,22 @@
 """Contradicting settings are refused before training, and useless ones reported."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from transduce.architectures.config import CONFIGS
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.treebank import TreebankFiles
 from transduce.errors import ConfigError
 from transduce.experiments.contradictions import (
+    UNREAD_SETTINGS,
     refuse_contradictions,
     settings_without_effect,
 )
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.run_corpus import RunFiles
-from transduce.settings import apply_assignments
+from transduce.settings import apply_assignments, flattened
 
 SIDE = (Path("text"),)
 TEXT = CorpusFiles(source=SIDE, target=SIDE)
@@ -30,6 +33,13 @@ PLATEAU = [
 LATE_SGD = ["training.sgd_from_step=9", "training.sgd_learning_rate=0.5"]
 BY_REWARD = ["training.reward=gleu", "training.reward_steps=100"]
 HALVING = [*PLATEAU, "training.schedule=halving", "training.decay_steps=1"]
+
+
+def test_each_unread_setting_is_one_of_an_architecture() -> None:
+    """A renamed setting would make its row, of names, dead."""
+    models = [flattened(asdict(config())) for config in CONFIGS.values()]
+    for name, other, _ in UNREAD_SETTINGS:
+        assert any(name in model and other in model for model in models), name
 
 
 @pytest.mark.parametrize("name", PRESETS)
