@@ -617,6 +617,13 @@ def test_a_text_that_is_longer_than_a_request_is_sent_in_parts(
     ]
 
 
+def test_a_part_has_about_a_batch_of_sentences(page: Page) -> None:
+    texts = sent_texts(page)
+    page.fill("#source", "one two three.\n" * 400)
+    expect(page.locator("#copy")).to_be_enabled()
+    assert list(map(len, texts)) == [4995, 1005]
+
+
 def test_no_character_is_cut_where_a_text_is(
     browser: Browser, trained_checkpoint: Checkpoint
 ) -> None:
