@@ -25,7 +25,7 @@ def test_a_folder_is_imported_with_its_proof(
     succeeds: Callable[..., str], marian_folder: Path, tmp_path: Path
 ) -> None:
     out = succeeds("import", marian_folder, "--out", tmp_path / "model")
-    first, second = out.splitlines()
+    first, second, _ = out.splitlines()
     assert first == f"The model is in {tmp_path}/model."
     assert second.startswith("Proof: ")
     assert "tokens of 7 sentences are the same" in second

@@ -37,6 +37,30 @@ def test_the_target_language_of_an_imported_model_is_chosen(
     assert transduce.load(imported, device="cpu").target_languages == ["de", "fr"]
 
 
+def test_an_import_names_the_choice_of_a_target_language(
+    marian_folder, command, tmp_path
+):
+    said = command("import", marian_folder, "--out", tmp_path / "model").out
+    assert said.endswith(
+        "\nIt has 2 target languages: choose one by `--target-language`, such as de, "
+        "or begin each source with a tag such as >>deu<<.\n"
+    )
+    options = ("--out", tmp_path / "german", "--target-language", "de")
+    assert "target language" not in command("import", marian_folder, *options).out
+
+
+def test_a_tag_that_an_imported_model_lacks_is_refused_unless_it_is_text(
+    imported, succeeds, refuses
+):
+    options = ("translate", imported, "--device", "cpu")
+    message = refuses(*options, stdin=b">>de<< The dog runs.\n")
+    assert message.endswith(
+        "must be one of the model's, but is >>de<<; it has >>deu<<, >>fra<<."
+    )
+    found = succeeds(*options, "--target-language", "de", stdin=b">>the<< dog.\n")
+    assert found == succeeds(*options, stdin=b">>deu<< >>the<< dog.\n")
+
+
 def test_a_target_language_that_an_imported_model_lacks_is_refused(
     marian_folder, refuses, tmp_path
 ):

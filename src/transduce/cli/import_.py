@@ -4,10 +4,12 @@ from pathlib import Path
 
 from transduce.cli.export import proof_sentences
 from transduce.cli.terminal import warn
-from transduce.errors import packages_for
+from transduce.errors import counted, packages_for
 from transduce.files import require_new_folder
 from transduce.foreign_models import is_marian_folder, require_hugging_face_files
+from transduce.model_folder import open_model
 from transduce.text.languages import LanguagesConfig
+from transduce.text.vocabulary import languages_of
 
 
 def import_(
@@ -85,3 +87,11 @@ def import_(
             warn(each)
     print(f"The model is in {out}.")
     print(f"{proof}.")
+    imported = open_model(out)
+    tags = imported.tokenizer.language_tags
+    if tags and imported.target_language is None:
+        print(
+            f"It has {counted(len(tags), 'target language')}: choose one by "
+            f"`--target-language`, such as {languages_of(tags)[0]}, or begin each "
+            f"source with a tag such as {tags[0]}."
+        )

@@ -51,6 +51,7 @@ from transduce.text.vocabulary import (
     NUM_RESERVED,
     PAD,
     SPECIAL_PIECES,
+    language_tags,
 )
 
 SOURCE, TARGET, VOCABULARY = "source.spm", "target.spm", "vocab.json"
@@ -94,6 +95,8 @@ class HuggingFaceTokenizer:
             for i, token in known.items()
             if token.content not in named and i in source_ids
         ]
+        vocabulary: Mapping[str, int] = self._tokenizer.get_vocab()
+        self._tags = language_tags(vocabulary)
         # Several pieces may have the id of the unknown one, which comes first.
         self._ours_of_source, self._ours_of_target = (
             {theirs: i for i, theirs in reversed([*enumerate(ids)])}
@@ -119,7 +122,11 @@ class HuggingFaceTokenizer:
 
     def _encode(self, ours: Mapping[int, int], **text: str) -> list[int]:
         # The library cuts out added tokens and special ones alike, or neither.
-        [given] = text.values()
+        [(name, given)] = text.items()
+        if given.startswith(">>") and not given.startswith(self._tags):
+            # Whatever >>...<< begins a text is one token there, and unknown. Here only
+            # the tags of the vocabulary are; other ones are text.
+            text[name] = f" {given}"
         has_added = any(token in given for token in self._added)
         found = self._tokenizer(
             **text, add_special_tokens=False, split_special_tokens=not has_added

@@ -300,10 +300,10 @@ class SentencePieceTokenizer:
         return self._ids.get(tag) if is_tag(tag) else None
 
     def language(self, text: str) -> str:
-        """Return the tag before a text that names the target language, such as
-        >>fr<<."""
+        """Return the tag of a target language, such as >>fr<<, before a text; empty if
+        there is none, or if the vocabulary lacks it."""
         match = LANGUAGE_TAG.match(text)
-        return match[0] if match else ""
+        return match[0] if match and match[0] in self._ids else ""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a source's pieces, without special tokens.

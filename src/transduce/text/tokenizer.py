@@ -49,6 +49,7 @@ from transduce.text.vocabulary import (
     corpus_tags,
     is_tag,
     language_tags,
+    require_language_tag,
 )
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -360,11 +361,15 @@ Tokenizer = SubwordTokenizer | SentencePieceTokenizer
 def tagged(source: str, tag: str, tokenizer: Tokenizer) -> str:
     """Return a source with the tag of a target language before it.
 
-    A source that is blank or begins with such a tag stays as it is.
+    A source that is blank or begins with such a tag of the vocabulary stays as it is.
+    So does any other without a tag to put there; `RequestError` if it begins with a tag
+    that a model of several target languages lacks.
     """
-    if not tag or not source.strip() or tokenizer.language(source):
+    if not source.strip() or tokenizer.language(source):
         return source
-    return f"{tag} {source}"
+    if not tag and (match := LANGUAGE_TAG.match(source)):
+        require_language_tag(match[0], tokenizer.language_tags)
+    return f"{tag} {source}" if tag else source
 
 
 def encode_with_tag(

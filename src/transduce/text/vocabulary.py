@@ -170,6 +170,18 @@ def find_language_tag(
     )
 
 
+def require_language_tag(tag: str, tags: Sequence[str]) -> None:
+    """Raise `RequestError` if a source begins with a tag that is none of the model's.
+
+    The message lists these. For a model without any, the tag is text.
+    """
+    if tags and tag not in tags:
+        raise RequestError(
+            f"The tag before a source must be one of the model's, but is {tag}; it has "
+            f"{_listed(tags)}."
+        )
+
+
 def own_language_tag(language: str | None, tags: Sequence[str]) -> str:
     """Return the tag of a model's own target language; empty without one."""
     if language is None or best_match(language, languages_of(tags)) is None:

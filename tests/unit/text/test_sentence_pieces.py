@@ -189,10 +189,14 @@ def test_a_silent_token_is_read_but_not_written(tmp_path):
 def test_the_code_of_a_language_is_one_piece():
     expected = [*ids_of(">>deu<<"), *tokenizer().encode(" The dog")]
     assert tokenizer().encode(">>deu<< The dog") == expected
-    assert tokenizer().encode(">>xyz<<") == ids_of("<unk>")
     assert tokenizer().language(">>deu<< The >>x<< dog") == ">>deu<<"
     assert tokenizer().language("The >>deu<< dog") == ""
     assert ids_of(">>deu<<")[0] not in tokenizer().encode(" >>deu<< The dog")
+
+
+def test_a_code_outside_the_vocabulary_is_text():
+    assert tokenizer().language(">>the<< dog") == ""
+    assert tokenizer().decode(tokenizer().encode(">>the<< dog")).endswith("the dog")
 
 
 def test_pieces_show_a_space_before_a_word():

@@ -10,6 +10,7 @@ from transduce.text.tokenizer import (
     WordTokenizer,
     learn_tokenizer,
     load_tokenizer,
+    tagged,
 )
 from transduce.text.vocabulary import (
     TokenizerConfig,
@@ -141,6 +142,27 @@ def test_an_unknown_language_is_refused_with_those_there_are():
     )
     with pytest.raises(RequestError, match="this one has none"):
         find_language_tag("fr", ())
+
+
+def test_a_tag_that_a_model_of_several_languages_lacks_is_refused():
+    config = TokenizerConfig(vocab_size=300)
+    tokenizer = learn_tokenizer(TEXT * 3, config, TAGS)
+    with pytest.raises(RequestError) as error:
+        tagged(">>fr<< A man", "", tokenizer)
+    assert str(error.value) == (
+        "The tag before a source must be one of the model's, but is >>fr<<; it has "
+        ">>de<<, >>pt-BR<<."
+    )
+    known = ">>de<< A >>fr<< man"
+    assert (
+        tagged(known, "", tokenizer) == tagged(known, ">>pt-BR<<", tokenizer) == known
+    )
+    for text in ("A >>fr<< man", ">> A man <<", " "):
+        assert tagged(text, "", tokenizer) == text
+    # After the tag of a chosen language it is text, as it is for one language.
+    assert tagged(">>fr<< A", ">>de<<", tokenizer) == ">>de<< >>fr<< A"
+    single = learn_tokenizer(TEXT * 3, config)
+    assert tagged(">>fr<< A", "", single) == ">>fr<< A"
 
 
 def test_an_exported_vocabulary_keeps_its_tags():
