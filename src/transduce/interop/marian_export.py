@@ -319,8 +319,17 @@ class HuggingFaceModel:
     ) -> None:
         logging.disable_progress_bar()
         logging.set_verbosity_error()  # interrupted, it reports sinusoids as missing
+        config = MarianConfig.from_pretrained(folder, local_files_only=True)
+        # Settings may name another file of weights, also a pickled one, and attention
+        # that the library would download as a program, or compile for minutes.
+        config.transformers_weights = None
         self._model = MarianMTModel.from_pretrained(
-            folder, dtype=torch.float32, use_safetensors=True, local_files_only=True
+            folder,
+            config=config,
+            attn_implementation="eager",
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
         ).eval()
         self._model.config.return_dict = True  # old settings may have tuples
         self._source_ids = torch.tensor(source_ids)

@@ -141,6 +141,22 @@ def test_what_transformers_says_is_cut_short(folder, tmp_path):
     assert len(str(error.value)) < 1_000
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attn_implementation": "someone/kernels"},
+        {"_attn_implementation": "flash_attention_2"},
+        {"transformers_weights": "other.bin"},
+    ],
+    ids=str,
+)
+def test_settings_that_load_programs_have_no_effect(settings, folder, tmp_path):
+    """The library would download attention, and read pickled weights."""
+    (folder / "other.bin").write_bytes(b"no weights")
+    folders.change_settings(folder / "config.json", **settings)
+    assert importing.import_model(folder, tmp_path / "out", SENTENCES[:1]).num_tokens
+
+
 def test_a_tokenizer_that_fails_in_transformers_is_refused(folder, refuses):
     folders.change_settings(folder / "tokenizer_config.json", model_max_length={})
     refuses(RequestError, "what the package `transformers` runs, .* but it says: '>' ")
