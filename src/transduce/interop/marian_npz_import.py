@@ -158,6 +158,10 @@ PARTS = {
 }
 """Modules of a layer here, each with Marian's names, without the layer's prefix, of the
 matrices that it concatenates, or of its norm."""
+WITH_IDS = (".yml", ".yaml", ".json")
+"""Endings of word lists that give the id of each piece."""
+PREPROCESSING = "preprocess.sh"
+"""Program of OPUS-MT that prepares texts for a model."""
 LARGEST_RATIO = 20
 """Largest ratio of the arrays' size to the file's: weights hardly compress."""
 MAX_OPTIONS_BYTES = 1_000_000
@@ -867,8 +871,13 @@ def _listed_side(path: Path, model_path: Path) -> _Side:
 
 
 def _listed_ids(path: Path) -> dict[str, Any]:
-    """Read a word list: lines `piece: id`, or JSON; a faulty id becomes None."""
+    """Read a word list: lines `piece: id`, or JSON; a faulty id becomes None.
+
+    A file of another ending has a piece on each line, by their ids.
+    """
     text = _text(path)
+    if path.suffix not in WITH_IDS:
+        return {piece: i for i, piece in enumerate(text.rstrip("\n").split("\n"))}
     if text.lstrip().startswith("{"):
         return dict(read_json(path))
     ids: dict[str, Any] = {}
@@ -937,11 +946,19 @@ def _number(options: Options, name: str, path: Path) -> float:
 
 
 def differing_options(folder: Path) -> list[str]:
-    """Return a sentence for each decoding option that is not applied as in Marian."""
+    """Return a sentence for each decoding option that is not applied as in Marian, and
+    for the program that prepares texts."""
     options = _settings(folder)
-    return [
+    found = [
         f"{folder}: the option `{name}` = {_shown(options[name])} is not applied as in "
         f"Marian; {instead}."
         for name, (neutral, instead) in NEUTRAL.items()
         if options.get(name, neutral[0]) not in neutral
     ]
+    if lexists(path := folder / PREPROCESSING):
+        found.append(
+            f"{path}: this program is not run; if it changes texts before "
+            "SentencePiece, such as “ to a straight quotation mark, change your texts "
+            "in the same way before you translate them."
+        )
+    return found

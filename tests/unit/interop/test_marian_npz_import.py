@@ -88,6 +88,40 @@ def test_a_word_list_with_two_models_is_read(tmp_path: Path) -> None:
     assert score.log_probability == pytest.approx(expected[0], abs=1e-4)
 
 
+def test_a_word_list_of_each_side_has_a_piece_on_each_line(tmp_path: Path) -> None:
+    """Folders of OPUS-MT with two vocabularies have these files."""
+    folder, names = tmp_path / "marian", ["o.src.vocab", "o.trg.vocab"]
+    folder.mkdir()
+    marian_npz.write_vocabularies(folder, TWO, bos_id=1, eos_id=2, unk_id=0)
+    models = [
+        sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+        for name in TWO
+    ]
+    lists = [[*map(m.id_to_piece, range(m.vocab_size()))] for m in models]
+    lists[0] += [">>deu<<", ">>fra<<"]
+    for name, pieces in zip(names, lists, strict=True):
+        (folder / name).write_text("\n".join([*pieces, ""]), encoding="utf-8")
+    options = {**marian_npz.OPTIONS, **marian_npz.UNTIED, "tied-embeddings": "true"}
+    sizes = [*map(len, lists)]
+    arrays = marian_npz.random_arrays(options, sizes, np.random.default_rng(1))
+    marian_npz.write_npz(folder / "o.npz", arrays, options)
+    (folder / "decoder.yml").write_text(f"vocabs: [{', '.join(names)}]\n")
+    (folder / "preprocess.sh").write_text("spm_encode --model $1\n")
+    import_marian(folder, tmp_path / "model", SENTENCES)
+    tokenizer = load_model(tmp_path / "model").tokenizer
+    assert tokenizer.language_tags == (">>deu<<", ">>fra<<")
+    source, target = (m.encode(SENTENCES[0], out_type=str) for m in models)
+    source = [*map(lists[0].index, [">>deu<<", *source, "</s>"])]
+    target = [*map(lists[1].index, [*target, "</s>"])]
+    expected = marian_npz.Reference(arrays, pre_norm=False).log_probs(source, target)
+    [score] = transduce.load(tmp_path / "model").score(
+        [f">>deu<< {SENTENCES[0]}"], SENTENCES[:1]
+    )
+    assert score.log_probability == pytest.approx(sum(expected), abs=1e-4)
+    [said] = differing_options(folder)
+    assert said.startswith(f"{folder}/preprocess.sh: this program is not run; if it ")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_an_imported_model_is_exported_to_ctranslate2(tmp_path: Path) -> None:
     marian_npz.write_folder(tmp_path / "marian", SHARED)
