@@ -41,78 +41,9 @@ from transduce.training.loss import BatchLoss
 from transduce.training.micro_batches import LoadedMicroBatch
 from transduce.training.reward import RewardLoss
 
-NUM_AT_ONCE = 2
-"""Number of micro-batches computed at once, by as many threads, if more than one is.
-Python code runs in one at a time."""
-MAX_FLOPS_AT_ONCE = 5 * 10**10
-"""FLOPs of the largest batch of a Transformer that is computed beside another. Larger
-ones take long native calls, which use both cores well."""
-Result = TypeVar("Result")
-
 Sums = Float[Tensor, "3"]
 """Smoothed loss and negative log-likelihood, summed over target tokens in nats, and
 reward, summed over sentences."""
-
-
-def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
-    """Return how many batches of that many FLOPs to compute at once.
-
-    It is 1, or the number of threads. All random numbers must come from the context's
-    generator. Guided attention reads weights by hooks, for one batch at a time.
-    """
-    has_long_calls = isinstance(batch_loss.model, FusedTransformer)
-    is_possible = (
-        torch.get_num_threads() == NUM_AT_ONCE
-        and (flops <= MAX_FLOPS_AT_ONCE or not has_long_calls)
-        and nn_api() is not None
-        and draws_from_context(hardware)
-        and not batch_loss.is_guided
-    )
-    return NUM_AT_ONCE if is_possible else 1
-
-
-def draws_from_context(hardware: Hardware) -> bool:
-    """Return whether all random numbers come from the generator of `own_generator`.
-
-    They do on a CPU: the masks of dropout and the noise of mixtures' gates. On a GPU
-    PyTorch draws them.
-    """
-    return hardware.device.type == "cpu"
-
-
-class SingleCoreThreads:
-    """Python threads, in each of which PyTorch and the native library use one core."""
-
-    def __init__(self) -> None:
-        number, started = torch.get_num_threads(), Barrier(NUM_AT_ONCE)
-        self._pool = ThreadPoolExecutor(
-            NUM_AT_ONCE, "batch", initializer=_use_a_single_thread
-        )
-        try:
-            running = [self._pool.submit(started.wait) for _ in range(NUM_AT_ONCE)]
-        except BaseException:
-            started.abort()  # a thread that waits would keep the process alive
-            raise
-        wait(running)
-        # Set back the default of the process, which the new threads have also set.
-        torch.set_num_threads(number)
-
-    def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
-        """Call functions at once, and return their results in order.
-
-        They have a copy of this thread's context. An exception is raised after all have
-        ended.
-        """
-        running = [self._pool.submit(copy_context().run, each) for each in functions]
-        try:
-            return [each.result() for each in running]
-        finally:
-            wait(running)
-
-
-def _use_a_single_thread() -> None:
-    torch.get_num_threads()  # first, as it initializes the thread's own number
-    torch.set_num_threads(1)
 
 
 class GradientAccumulator:
@@ -193,7 +124,7 @@ class GradientAccumulator:
         return sums
 
     @cached_property
-    def _threads(self) -> SingleCoreThreads:
+    def _threads(self) -> "SingleCoreThreads":
         return SingleCoreThreads()
 
     def _backward_at_once(
@@ -267,6 +198,76 @@ def _separate_tensors(gradients: Sequence[Tensor | None]) -> list[Tensor | None]
             addresses.add(gradient.data_ptr())
         separate.append(gradient)
     return separate
+
+
+NUM_AT_ONCE = 2
+"""Number of micro-batches computed at once, by as many threads, if more than one is.
+Python code runs in one at a time."""
+MAX_FLOPS_AT_ONCE = 5 * 10**10
+"""FLOPs of the largest batch of a Transformer that is computed beside another. Larger
+ones take long native calls, which use both cores well."""
+Result = TypeVar("Result")
+
+
+def num_at_once(batch_loss: BatchLoss, hardware: Hardware, flops: float) -> int:
+    """Return how many batches of that many FLOPs to compute at once.
+
+    It is 1, or the number of threads. All random numbers must come from the context's
+    generator. Guided attention reads weights by hooks, for one batch at a time.
+    """
+    has_long_calls = isinstance(batch_loss.model, FusedTransformer)
+    is_possible = (
+        torch.get_num_threads() == NUM_AT_ONCE
+        and (flops <= MAX_FLOPS_AT_ONCE or not has_long_calls)
+        and nn_api() is not None
+        and draws_from_context(hardware)
+        and not batch_loss.is_guided
+    )
+    return NUM_AT_ONCE if is_possible else 1
+
+
+def draws_from_context(hardware: Hardware) -> bool:
+    """Return whether all random numbers come from the generator of `own_generator`.
+
+    They do on a CPU: the masks of dropout and the noise of mixtures' gates. On a GPU
+    PyTorch draws them.
+    """
+    return hardware.device.type == "cpu"
+
+
+class SingleCoreThreads:
+    """Python threads, in each of which PyTorch and the native library use one core."""
+
+    def __init__(self) -> None:
+        number, started = torch.get_num_threads(), Barrier(NUM_AT_ONCE)
+        self._pool = ThreadPoolExecutor(
+            NUM_AT_ONCE, "batch", initializer=_use_a_single_thread
+        )
+        try:
+            running = [self._pool.submit(started.wait) for _ in range(NUM_AT_ONCE)]
+        except BaseException:
+            started.abort()  # a thread that waits would keep the process alive
+            raise
+        wait(running)
+        # Set back the default of the process, which the new threads have also set.
+        torch.set_num_threads(number)
+
+    def results(self, functions: Sequence[Callable[[], Result]]) -> list[Result]:
+        """Call functions at once, and return their results in order.
+
+        They have a copy of this thread's context. An exception is raised after all have
+        ended.
+        """
+        running = [self._pool.submit(copy_context().run, each) for each in functions]
+        try:
+            return [each.result() for each in running]
+        finally:
+            wait(running)
+
+
+def _use_a_single_thread() -> None:
+    torch.get_num_threads()  # first, as it initializes the thread's own number
+    torch.set_num_threads(1)
 
 
 MEMORY_FACTOR = 2.5
