@@ -47,7 +47,6 @@ from transduce.decoding.search import (
 )
 from transduce.decoding.translations import (
     EMPTY,
-    CrossAttention,
     Pace,
     Part,
     PartSearch,
@@ -58,7 +57,6 @@ from transduce.decoding.translations import (
     listed,
     max_source_tokens,
     pair_up,
-    replaced_texts,
     require_lists,
     require_strings,
     start_sampling,
@@ -66,6 +64,7 @@ from transduce.decoding.translations import (
     with_available_shortlist,
     with_best,
 )
+from transduce.decoding.unknown_words import CrossAttention, replaced_texts
 from transduce.errors import (
     RequestError,
     VersionError,

@@ -11,8 +11,9 @@ from transduce.architectures.config import ArchitectureConfig, DeepAttConfig
 from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.alignment import attended_links
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.translations import Part, encode_lines, replaced_texts
+from transduce.decoding.translations import Part, encode_lines
 from transduce.decoding.translator import Translator
+from transduce.decoding.unknown_words import replaced_texts
 from transduce.errors import RequestError
 from transduce.model.config import ModelConfig
 from transduce.search_config import SamplingConfig, SearchConfig
