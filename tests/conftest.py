@@ -45,7 +45,7 @@ from transduce.device import Hardware
 from transduce.grammar.corpus import training_trees
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
-from transduce.nn import cross_entropy, layers
+from transduce.nn import cross_entropy, native_layers
 from transduce.nn.kernels import bf16_unit as chosen_bf16_unit
 from transduce.search_config import SearchConfig
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
@@ -448,7 +448,7 @@ def bf16_unit(
     """Run a test with each unit for bf16 of the processor, and with plain loops."""
     library = native.library()
     assert library is not None
-    for module in (layers, cross_entropy):
+    for module in (native_layers, cross_entropy):
         monkeypatch.setattr(module, "has_bf16_products", lambda: True)
     library.td_allow_amx(request.param == "amx")
     library.td_allow_avx512_bf16(request.param is not None)

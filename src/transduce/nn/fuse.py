@@ -41,7 +41,7 @@ from transduce.model.layers import (
 )
 from transduce.model.transformer import Memory, Transformer
 from transduce.nn.kernels import has_triton
-from transduce.nn.layers import (
+from transduce.nn.native_layers import (
     Heads,
     StackSettings,
     has_layer_stack,

@@ -39,7 +39,7 @@ from transduce.nn.gpu_kernels import (
     weight_gradient,
 )
 from transduce.nn.kernels import packed_once
-from transduce.nn.layers import StackSettings
+from transduce.nn.native_layers import StackSettings
 
 SUBLAYER_WEIGHTS = {"attention": 8, "feed_forward": 6}
 """Number of weights of each sub-layer, with its norm."""

@@ -1,7 +1,7 @@
 """Operators of layers: linear maps, dropout, sums with a norm, recurrent units.
 
 The native library computes an operator where it can read the given tensors, and PyTorch
-elsewhere. Attention and whole stacks are in `layers.py`, the loss in
+elsewhere. Attention and whole stacks are in `native_layers.py`, the loss in
 `cross_entropy.py`.
 """
 

@@ -13,8 +13,8 @@ from transduce.model.config import ModelConfig
 from transduce.model.layers import DecoderLayer, DecoderStack
 from transduce.nn.cross_entropy import smoothed_cross_entropy
 from transduce.nn.fuse import fuse
-from transduce.nn.layers import Heads, native_attention
 from transduce.nn.muon import native_muon
+from transduce.nn.native_layers import Heads, native_attention
 from transduce.nn.operators import Dropout, normalized_sum
 
 pytestmark = pytest.mark.skipif(

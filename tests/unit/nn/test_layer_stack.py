@@ -24,7 +24,7 @@ from transduce.model.layers import (
 from transduce.model.transformer import Transformer
 from transduce.nn.fuse import fuse
 from transduce.nn.kernels import has_fp32_products
-from transduce.nn.layers import MAX_PARTS
+from transduce.nn.native_layers import MAX_PARTS
 
 pytestmark = pytest.mark.skipif(
     not has_fp32_products(), reason="stacks in fp32 are not native here"

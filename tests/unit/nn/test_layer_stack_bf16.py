@@ -17,7 +17,7 @@ from transduce.model.layers import (
     EncoderLayer,
     EncoderStack,
 )
-from transduce.nn import layers
+from transduce.nn import native_layers
 from transduce.nn.fuse import fuse
 from transduce.nn.kernels import has_fp32_products, unchanged_weights
 
@@ -181,7 +181,7 @@ def test_splitting_operators_instead_of_the_batch_changes_only_the_order_of_sums
 ):
     both, read = stacks(CONFIG), sides(67, 9, 8)
     by_parts = found(both, read)
-    monkeypatch.setattr(layers, "MAX_PARTS", 1)
+    monkeypatch.setattr(native_layers, "MAX_PARTS", 1)
     shared = found(both, read)
     torch.testing.assert_close(by_parts[0], shared[0], rtol=0, atol=0)
     assert max(errors(by_parts, shared)) < 1e-4

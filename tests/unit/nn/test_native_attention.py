@@ -10,7 +10,7 @@ from torch import Tensor
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.nn.fuse import fuse
 from transduce.nn.kernels import nn_api
-from transduce.nn.layers import (
+from transduce.nn.native_layers import (
     MAX_KEYS,
     Heads,
     has_native_attention,

@@ -12,7 +12,7 @@ from transduce.model import attention as attention_module
 from transduce.model.attention import MultiHeadAttention, attention_weights
 from transduce.model.layers import FeedForward
 from transduce.nn.fuse import fuse
-from transduce.nn.layers import Heads, native_attention
+from transduce.nn.native_layers import Heads, native_attention
 from transduce.nn.operators import (
     RowDropout,
     dropout_scale,
