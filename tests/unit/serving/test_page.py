@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, Request, Route, expect
+from playwright.sync_api import Browser, FileChooser, Page, Request, Route, expect
 
 from serving_client import RunningServer, running, served
 from transduce.analysis.attention_maps import word_starts
@@ -765,6 +765,7 @@ def test_a_dropped_file_is_translated(page: Page, http: RunningServer) -> None:
             list(names),
         )
 
+    expect(page.locator("#model option")).to_have_count(3)
     two, one = dropped("a.txt", "b.txt"), dropped("a.txt")
     page.dispatch_event("body", "drop", {"dataTransfer": two})
     expect(page.locator("#error")).to_have_text("One file can be translated at a time.")
@@ -813,11 +814,14 @@ def test_a_parser_reads_files_of_text_only(page: Page) -> None:
 
 
 def test_a_file_is_opened_by_keyboard(page: Page) -> None:
+    choosers: list[FileChooser] = []  # `expect_file_chooser` may listen too late
+    page.on("filechooser", lambda chooser: choosers.append(chooser))
+    expect(page.locator("#model option")).to_have_count(3)
     page.locator("#source").focus()
     page.keyboard.press("Shift+Tab")
     expect(page.locator("#open")).to_be_focused()
-    with page.expect_file_chooser():
-        page.keyboard.press("Enter")
+    page.keyboard.press("Enter")
+    until(page, lambda: len(choosers) == 1)
 
 
 def test_the_choice_of_html_stays_when_the_page_is_reloaded(page: Page) -> None:
