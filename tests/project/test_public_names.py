@@ -38,6 +38,7 @@ def test_a_translator_has_exactly_these_public_members() -> None:
         "corpus_tag",
         "cross_attention",
         "get_ready",
+        "glossary",
         "into",
         "is_native",
         "language_tag",
@@ -56,6 +57,7 @@ def test_a_translator_has_exactly_these_public_members() -> None:
         "torch_model",
         "translate",
         "translate_stream",
+        "with_glossary",
         "with_tag",
     }
 

@@ -60,6 +60,7 @@ FORMAT = 4
 CHECKSUMS = {
     "models": "other models",
     "shortlist": "another shortlist",
+    "glossary": "another glossary",
 }
 """Values of an `Origin` that are checksums, with the meaning of another checksum."""
 PART, RECORD = ".part", ".part.record"

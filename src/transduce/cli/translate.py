@@ -29,6 +29,7 @@ from transduce.text.corpus import (
     read_text,
     require_one_standard_input,
 )
+from transduce.text.glossary import read_glossary
 
 
 def translate(
@@ -53,6 +54,7 @@ def translate(
     no_repeat_ngram: int | None = None,
     repetition_penalty: float | None = None,
     bad_words: Path | None = None,
+    glossary: Path | None = None,
     shortlist: Annotated[bool | None, Parameter(negative="--no-shortlist")] = None,
     nbest: int | None = None,
     target_language: str | None = None,
@@ -124,11 +126,15 @@ def translate(
     bad_words
         A text file with one word or phrase per line, none of which occurs in a
         translation in this spelling.
+    glossary
+        A text file with a term of the source language on each line, and after a tab its
+        translation. Lines with a term are translated with it; of several translations
+        of a term, each on a line, one is chosen. A term without any is kept as it is.
     shortlist
         Choose among the candidates of the model's shortlist, which `transduce
         shortlist` makes: faster, with nearly the same translations. Scores are then
-        normalized over the candidates of a line. Lines with a prefix are translated
-        with the whole vocabulary.
+        normalized over the candidates of a line. Lines with a prefix or with terms are
+        translated with the whole vocabulary.
     nbest
         Number of different translations of each line, best first, one per line. Blank
         lines stand for missing ones; a line translated in parts has only one. The
@@ -151,11 +157,12 @@ def translate(
         Number of processes that share the sentences, each on one core; by default one
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
-    files = (input or STANDARD_INPUT, prefixes, bad_words)
+    files = (input or STANDARD_INPUT, prefixes, bad_words, glossary)
     require_one_standard_input([each for each in files if each is not None])
     destination = Destination(output=output, force=force, resume=resume)
-    destination.require_usable(input, prefixes, bad_words)
+    destination.require_usable(input, prefixes, bad_words, glossary)
     forbidden = None if bad_words is None else list(read_text([bad_words]))
+    terms = None if glossary is None else read_glossary(glossary)
     source = source_lines(input)
     translator = load(
         model,
@@ -166,6 +173,8 @@ def translate(
         target_language=target_language,
         tag=tag,
     )
+    if terms is not None:
+        translator = translator.with_glossary(terms)
     if input is not None:
         warn_of_other_language(model, "source", translator.source_language, [input])
     width = translator.search.beam_size if beam_size is None else beam_size
@@ -201,6 +210,11 @@ def translate(
             "search": asdict(config),
             "prefixes": prefixes is not None,
             **shortlist_origin(config, translator.shortlist),
+            **(
+                {"glossary": translator.glossary.digest()}
+                if translator.glossary is not None
+                else {}
+            ),
         }
 
     def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:

@@ -197,7 +197,7 @@ def attended_links(
         return found
     spans = [(units(source), units(target)) for source, target in pairs]
     words = [
-        (_spelt(pair[0], source), _spelt(pair[1], target))
+        (spelt(pair[0], source), spelt(pair[1], target))
         for pair, (source, target) in zip(pairs, spans, strict=True)
     ]
     for i, maps in word_attention(translator, pairs, words):
@@ -210,7 +210,8 @@ def attended_links(
     return found
 
 
-def _spelt(text: str, spans: Sequence[Span]) -> list[str]:
+def spelt(text: str, spans: Sequence[Span]) -> list[str]:
+    """Return the words of a text by their spans."""
     return [text[start:end] for start, end in spans]
 
 

@@ -128,6 +128,9 @@ class Part(NamedTuple):
     `prefix_words`."""
     prefix_words: tuple[str, ...] = ()
     """Word of each token of the prefix."""
+    text: str = ""
+    """Text of the source, without the tag of a target language."""
+    prefix_text: str = ""
 
     @property
     def length(self) -> int:
@@ -167,6 +170,8 @@ def encode_lines(
             prefix,
             source_words=_words(text, tokenizer, tag),
             prefix_words=_words(prefix_text, tokenizer),
+            text=text.removeprefix(tokenizer.language(text)),
+            prefix_text=prefix_text,
         )
         if len(source) - bool(tag) <= max_tokens:
             lines.append([whole])
@@ -214,6 +219,8 @@ def _split(
             continues_word=is_within_word(rest, start),
             source_words=_words(code + text, tokenizer, tag),
             prefix_words=() if i else whole.prefix_words,
+            text=text,
+            prefix_text="" if i else whole.prefix_text,
         )
         for i, (source, text, start) in enumerate(
             zip(sources, texts, _starts(rest, texts), strict=True)
@@ -244,8 +251,8 @@ class PartSearch:
     """Number of hypotheses of each part."""
     min_steps: int = 0
     """Minimum number of steps of a part."""
-    bad_words: Sequence[Sequence[int]] = ()
-    """Tokens of words that must not replace an unknown one."""
+    config: SearchConfig | None = None
+    """Settings of beam search; None for sampling."""
 
 
 def start_translating(

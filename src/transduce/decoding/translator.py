@@ -3,7 +3,7 @@
 `backend` chooses between the native library and PyTorch.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property, partial
@@ -84,6 +84,7 @@ from transduce.model_folder import ModelFolder, open_model
 from transduce.search_config import SamplingConfig, SearchConfig, default_search
 from transduce.settings import require_config, require_one_of, shown
 from transduce.text.corpus import WINDOW_LINES
+from transduce.text.glossary import Glossary
 from transduce.text.languages import best_match, without_invisible
 from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import (
@@ -145,6 +146,10 @@ class Translator:
     corpus_tag: str = ""
     """Tag of a corpus before each source, such as `<bt>`; empty for none. See
     `with_tag`."""
+
+    glossary: Glossary | None = None
+    """Terms and the words in which they are translated; None for none. See
+    `with_glossary`."""
 
     def __init__(
         self,
@@ -311,6 +316,30 @@ class Translator:
         found = find_corpus_tag(tag, self.tokenizer.corpus_tags)
         other = copy(self)
         other.corpus_tag = found
+        return other
+
+    def with_glossary(self, terms: Mapping[str, str | Iterable[str]]) -> "Translator":
+        """Return a translator whose translations contain the terms of a glossary.
+
+            terms = {"lamp": ["Leuchte", "Leuchten"], "transduce": "transduce"}
+            transduce.load("runs/mine").with_glossary(terms).translate("A lamp falls.")
+
+        Where a source has *lamp*, as a whole word, its translation has one of the words
+        for it; the likeliest one is chosen. The new translator shares the weights. It
+        cannot `sample`.
+
+        Raises `RequestError` if a term or a translation has no words, or if the model
+        parses or has no cross-attention.
+        """
+        require_translation(self)
+        if not self.config.has_cross_attention:
+            raise RequestError(
+                "A model that uses a glossary must have cross-attention, which shows "
+                "the places of terms, but this one has none; use a model of another "
+                "architecture."
+            )
+        other = copy(self)
+        other.glossary = Glossary(terms)
         return other
 
     @property
@@ -501,7 +530,7 @@ class Translator:
             start=partial(start_translating, config=config),
             group_size=config.beam_size,
             min_steps=config.min_length + 1,
-            bad_words=config.bad_words,
+            config=config,
         )
         found = self._in_windows(pair_up(sources, prefixes), search, pace)
         return (with_best(each, config.num_best) for each in found)
@@ -563,6 +592,11 @@ class Translator:
     ) -> Iterator[Translation]:
         """Draw translations like `sample` for a stream of sentences, in order."""
         require_translation(self)
+        if self.glossary is not None:
+            raise RequestError(
+                "A glossary applies to search, but samples are drawn without one; use "
+                "a translator that has no glossary."
+            )
         require_lists(sources)
         config = SamplingConfig() if config is None else config
         require_config("config", config, SamplingConfig)
@@ -776,6 +810,10 @@ class Translator:
             )
             parts = list(chain.from_iterable(lines))
             found = self._translated_parts(parts, search, pace.on_step)
+            if self.glossary is not None and search.config is not None:
+                from transduce.decoding.terms import with_terms  # only with a glossary
+
+                found = with_terms(self, self.glossary, parts, found, search.config)
             yield from join_lines(lines, found, pace.on_line)
 
     def _translated_parts(
@@ -797,7 +835,8 @@ class Translator:
         )
         for found in self._run(task, on_step):
             several = [(parts[filled[i]], hypotheses) for i, hypotheses in found]
-            replaced = self._texts_without_unknown(several, search.bad_words)
+            bad_words = () if search.config is None else search.config.bad_words
+            replaced = self._texts_without_unknown(several, bad_words)
             for (i, hypotheses), texts in zip(found, replaced, strict=True):
                 yield filled[i], detokenize(hypotheses, self.tokenizer, texts)
 

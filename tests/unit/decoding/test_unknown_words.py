@@ -271,3 +271,10 @@ def test_the_weights_are_the_mean_over_heads() -> None:
         [alone] = model.cross_attention([source], [target])
         np.testing.assert_allclose(weights, alone, atol=1e-6)
     assert not any(tap._forward_hooks for tap in model.model.cross_attention_taps)
+
+
+def test_a_term_outside_the_vocabulary_is_placed(is_native: bool) -> None:
+    translator = Translator(checkpoint(TRANSFORMER), "cpu")
+    with_term = translator.with_glossary({"Hund": "Zwirbel"})
+    found = with_term.translate("Der Hund schläft", min_length=2, max_length=3)
+    assert "zwirbel" in found.text.lower()
