@@ -60,7 +60,12 @@ from transduce.foreign_models import (
 )
 from transduce.model.config import ModelConfig, parameter_shapes
 from transduce.search_config import SearchConfig, default_search
-from transduce.settings import apply_mapping, require_flag, shown
+from transduce.settings import (
+    UnknownSettingError,
+    apply_mapping,
+    require_flag,
+    shown,
+)
 from transduce.text.alignment import DICTIONARY_FILE, WordDictionary
 from transduce.text.languages import canonical
 from transduce.text.sentence_pieces import SentencePieceTokenizer
@@ -635,13 +640,9 @@ def _read_config(
             f"is {shown(architecture)}; the model was saved by another version of "
             "transduce."
         )
-    settings, default = content.get("model"), CONFIGS[architecture]()
+    default = CONFIGS[architecture]()
     known = {field.name for field in fields(default)} - FORMATS[number]
-    if not isinstance(settings, dict) or not known - RARE <= set(settings) <= known:
-        raise CheckpointError(
-            f"{path}: `model` must hold the settings {', '.join(sorted(known))}, but "
-            "holds others; the model was saved by another version of transduce."
-        )
+    settings = _table_of(known, content.get("model"), number, path)
     step = content.get("step")
     if type(step) is not int or not 0 <= step <= MAX_UPDATES:
         raise CheckpointError(
@@ -654,8 +655,30 @@ def _read_config(
         raise CheckpointError(f"{path}: {error} Use another checkpoint.") from None
     try:
         return config, step, _search(content.get("search"))
+    except UnknownSettingError as error:
+        raise VersionError(
+            f"{path}: {error} The model was saved by another version of transduce."
+        ) from None
     except ConfigError as error:  # such as a beam that older versions allowed
         raise CheckpointError(f"{path}: {error} Correct it there.") from None
+
+
+def _table_of(
+    known: set[str], settings: object, number: int, path: Path
+) -> dict[str, Any]:
+    """Return the model's settings, if they are those of its format."""
+    if not isinstance(settings, dict):
+        raise CheckpointError(f"{path}: `model` must be a table, but is not.")
+    wrong = [
+        *(f"has {shown(name)}" for name in sorted(settings.keys() - known)),
+        *(f"lacks {shown(name)}" for name in sorted(known - RARE - settings.keys())),
+    ]
+    if wrong:
+        raise VersionError(
+            f"{path}: `model` must hold the settings of format {number}, but "
+            f"{wrong[0]}; the model was saved by another version of transduce."
+        )
+    return settings
 
 
 def _run(content: dict[str, Any], path: Path) -> str | None:

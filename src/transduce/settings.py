@@ -17,6 +17,10 @@ from transduce.errors import ConfigError
 Config = TypeVar("Config")
 
 
+class UnknownSettingError(ConfigError):
+    """No setting has this name."""
+
+
 MAX_WHOLE = 2**53
 """Whole numbers up to this one are exact as floats."""
 LONGEST_SHOWN = 80
@@ -230,14 +234,18 @@ def assigned_values(assignments: Sequence[str]) -> Iterator[tuple[str, Any]]:
 def apply_mapping(
     config: Config, content: Mapping[str, Any], where: str, prefix: str = ""
 ) -> Config:
-    """Change settings by nested name; unknown names and wrong types are errors."""
+    """Change settings by nested name.
+
+    Raises `UnknownSettingError` for an unknown name, and `ConfigError` for a value of
+    another type. `where` begins their messages.
+    """
     kind: Any = type(config)
     hints = _type_hints(kind)
     changes = {}
     for name, value in content.items():
         key = f"{prefix}{name}"
         if name not in hints:
-            raise ConfigError(_unknown(key, config, prefix, where))
+            raise UnknownSettingError(_unknown(key, config, prefix, where))
         current = getattr(config, name)
         if is_dataclass(current):
             if not isinstance(value, Mapping):

@@ -67,13 +67,21 @@ from transduce.model_folder import (
     checkpoints_of,
     newest_first,
 )
-from transduce.settings import apply_mapping, shown
+from transduce.settings import (
+    UnknownSettingError,
+    apply_mapping,
+    flattened,
+    nested,
+    shown,
+)
 from transduce.text.alignment import DICTIONARY_FILE
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer, own_target_size
 from transduce.trees.linearization import SYMBOLS_FILE, SymbolVocabulary
 
 RUN_FORMAT = 1
 """Format of the record."""
+RENAMED = {"training.least_rate": "training.min_learning_rate"}
+"""Present names of settings that older records have."""
 RUN_CONFIG, LOG, PICTURE = "config.json", "log.jsonl", "learning_curve.png"
 START, TENSORBOARD = "start", "tensorboard"
 """Folders of a run with the model that it started from, and with TensorBoard's logs."""
@@ -184,7 +192,16 @@ class RunFolder:
                 "was started by another version of transduce."
             )
         config = RunConfig(model=CONFIGS[architecture]())
-        return cls(path), apply_mapping(config, settings, f"{path / RUN_CONFIG}: ")
+        present = nested(
+            (RENAMED.get(name, name), value)
+            for name, value in flattened(settings).items()
+        )
+        try:
+            return cls(path), apply_mapping(config, present, f"{path / RUN_CONFIG}: ")
+        except UnknownSettingError as error:
+            raise VersionError(
+                f"{error} The run was started by another version of transduce."
+            ) from None
 
     def locked(self) -> AbstractContextManager[object]:
         """Lock the run; `ConfigError` if another command is training it, or has removed

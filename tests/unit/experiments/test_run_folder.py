@@ -3,22 +3,35 @@ import json
 import os
 import shutil
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from transduce.architectures.config import architecture_of
 from transduce.data.corpus_files import CorpusFiles
 from transduce.data.prepared_corpus import PreparedCorpus
-from transduce.errors import AccessError, CheckpointError, ConfigError, DataError
+from transduce.errors import (
+    AccessError,
+    CheckpointError,
+    ConfigError,
+    DataError,
+    VersionError,
+)
 from transduce.experiments.experiment import PresetRun
 from transduce.experiments.presets import PRESETS, RunConfig
 from transduce.experiments.resuming import refuse_changed_precision
-from transduce.experiments.run_folder import RunFolder, require_replaceable_run
+from transduce.experiments.run_folder import (
+    RENAMED,
+    RunFolder,
+    require_replaceable_run,
+)
 from transduce.model_folder import MODEL_FILES
-from transduce.settings import apply_assignments
+from transduce.settings import apply_assignments, flattened, nested
 
 TINY = PRESETS["tiny"]
+OLDER_RECORDS = sorted((Path(__file__).parents[2] / "data/run_settings").glob("*.json"))
+"""Settings of runs by architecture, as versions of these dates recorded them."""
 
 
 @pytest.fixture
@@ -224,10 +237,32 @@ def test_a_record_without_settings_is_refused(run: RunFolder, settings: object) 
         RunFolder.open(run.path)
 
 
-def test_a_record_of_unknown_settings_is_refused(run: RunFolder) -> None:
+def test_a_record_with_a_setting_of_another_version_is_refused(run: RunFolder) -> None:
     change_record(run, settings={"model": {"d_modl": 3}})
-    with pytest.raises(ConfigError, match=r"config\.json: .*did you mean `model\.d_mo"):
+    with pytest.raises(VersionError) as raised:
         RunFolder.open(run.path)
+    assert str(raised.value) == (
+        f"{run.path}/config.json: there is no setting `model.d_modl`; did you mean "
+        "`model.d_model`? The run was started by another version of transduce."
+    )
+
+
+def test_a_setting_that_was_renamed_is_read_by_its_older_name(run: RunFolder) -> None:
+    for older, present in RENAMED.items():
+        value = flattened(asdict(RunConfig()))[present] * 2
+        change_record(run, settings=nested([(older, value)]))
+        _, config = RunFolder.open(run.path)
+        assert flattened(asdict(config))[present] == value
+
+
+@pytest.mark.parametrize("record", OLDER_RECORDS, ids=lambda path: path.stem)
+def test_every_setting_of_an_older_record_is_known(
+    run: RunFolder, record: Path
+) -> None:
+    for architecture, settings in json.loads(record.read_text("utf-8")).items():
+        change_record(run, architecture=architecture, settings=settings)
+        _, config = RunFolder.open(run.path)
+        assert architecture_of(config.model) == architecture
 
 
 @pytest.mark.parametrize(
