@@ -19,7 +19,6 @@ from transduce.cli.options import (
 )
 from transduce.cli.terminal import table_console
 from transduce.cli.training_display import TrainingDisplay
-from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.errors import ConfigError
 from transduce.experiments.distillation import (
@@ -30,6 +29,7 @@ from transduce.experiments.distillation import (
     student_settings,
 )
 from transduce.experiments.distillation_report import NAME, as_report
+from transduce.experiments.experiment import EvaluationText
 from transduce.experiments.synthetic_text import MAX_RATIO, InputFigures
 from transduce.machine import Precision, use_one_arena
 from transduce.model_folder import open_model

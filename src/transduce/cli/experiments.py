@@ -8,12 +8,13 @@ from typing import TypeVar
 from transduce.cli.data import DataDisplay
 from transduce.cli.files import Files, finish_report
 from transduce.cli.terminal import ProgressDisplay
-from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus, assemble, named_corpus
 from transduce.device import WIDE, Hardware, choose_hardware
 from transduce.errors import CheckpointError, ConfigError, DataError, neither_or_both
 from transduce.experiments.contradictions import refuse_contradictions
 from transduce.experiments.experiment import (
+    EvaluationText,
     Experiment,
     ExperimentProgress,
     PresetRun,

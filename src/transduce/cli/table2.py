@@ -25,16 +25,18 @@ from transduce.cli.experiments import (
 from transduce.cli.files import Files
 from transduce.cli.options import changed_by_options, require_distinct
 from transduce.cli.terminal import error_console
-from transduce.data.corpus_files import (
-    CorpusFiles,
-    EvaluationText,
-    require_different_names,
-)
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.environment import current_environment
-from transduce.experiments.experiment import CORPUS, make_slots, with_seed
+from transduce.experiments.experiment import (
+    CORPUS,
+    EvaluationText,
+    make_slots,
+    require_different_names,
+    with_seed,
+)
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.table2 import (
     Scoring,

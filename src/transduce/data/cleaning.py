@@ -30,14 +30,10 @@ from transduce.data.cleaning_rules import (
     NAMES,
     CleaningConfig,
     PairRules,
-)
-from transduce.data.corpus_files import (
-    CorpusFiles,
-    empty_corpus,
     pair_digests,
-    require_files,
     text_digest,
 )
+from transduce.data.corpus_files import CorpusFiles, empty_corpus, require_files
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory, without_infinity
 from transduce.machine import require_number_of_processes, usable_cores

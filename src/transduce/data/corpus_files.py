@@ -18,23 +18,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from jaxtyping import UInt64
-
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
 from transduce.files import path_of
 from transduce.metrics.scores import Tokenize
 from transduce.settings import convert_and_check, shown
-from transduce.text.compression import ENDINGS
 from transduce.text.corpus import (
     STANDARD_INPUT,
     SentencePair,
     aligned_lines,
     line_in_file,
     read_pairs,
-    read_text,
-    require_text,
 )
 from transduce.text.languages import UNSPACED_RUN
 from transduce.text.tokenizer import normalize
@@ -375,47 +369,9 @@ def num_characters(pair: SentencePair) -> int:
     return len(pair.source) + len(pair.target) + 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationText:
-    """A text with its true translations, on which models are compared."""
-
-    name: str
-    source: Path
-    reference: Path
-
-    @classmethod
-    def of(cls, source: Path, reference: Path) -> "EvaluationText":
-        """Return a text named after its source file, without its language."""
-        name = source.stem if source.suffix in ENDINGS else source.name
-        return cls(
-            name=name.rpartition(".")[0] or name, source=source, reference=reference
-        )
-
-    def read_through(self) -> str:
-        """Read the text once, before any work, and return its digest.
-
-        Raises `DataError` for an error, or if a side has no text.
-        """
-        digest = digest_of([self.source], [self.reference])
-        for path in (self.source, self.reference):
-            require_text(path, read_text([path]))
-        return digest
-
-
-def require_different_names(texts: Sequence[EvaluationText]) -> None:
-    """Raise `ConfigError` if two texts have the same name."""
-    names = [text.name for text in texts]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(
-                f"Test texts must have different names, but two are named {name}; "
-                "rename the files of one."
-            )
-
-
 MIN_HELD_OUT, MAX_HELD_OUT = 200, 2_000
 """Minimum and maximum number of held-out pairs."""
-SHARE = 100
+PAIRS_PER_HELD_OUT = 100
 """Number of pairs for each held-out one, within these bounds."""
 
 
@@ -456,7 +412,7 @@ def default_held_out(num_pairs: int) -> int | None:
 
     It is one in a hundred, at least 200 and at most 2,000.
     """
-    number = min(max(num_pairs // SHARE, MIN_HELD_OUT), MAX_HELD_OUT)
+    number = min(max(num_pairs // PAIRS_PER_HELD_OUT, MIN_HELD_OUT), MAX_HELD_OUT)
     return number if 2 * number <= num_pairs else None
 
 
@@ -641,19 +597,3 @@ def _translated_sources(
     translation."""
     for pair in read_pairs(source, target):
         yield pair.source if pair.target.strip() else ""
-
-
-DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplier that combines two digests; odd, so that no information is lost."""
-
-
-def text_digest(text: str) -> int:
-    """64-bit digest of a text after normalization."""
-    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())
-
-
-def pair_digests(
-    source: UInt64[np.ndarray, " pairs"], target: UInt64[np.ndarray, " pairs"]
-) -> UInt64[np.ndarray, " pairs"]:
-    """Combine the digests of both sides."""
-    return source * DIGEST_FACTOR + target

@@ -17,13 +17,11 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from transduce.architectures.config import num_positions
 from transduce.data.corpus_files import (
     CorpusFiles,
-    EvaluationText,
     Files,
     hold_out_pairs,
     num_characters,
     paths_of,
     read_through,
-    require_different_names,
 )
 from transduce.data.prepared_corpus import (
     DEV,
@@ -45,7 +43,11 @@ from transduce.experiments.distillation_report import (
     measure_models,
     write_report,
 )
-from transduce.experiments.experiment import kept_precision
+from transduce.experiments.experiment import (
+    EvaluationText,
+    kept_precision,
+    require_different_names,
+)
 from transduce.experiments.experiment import settings as flat_settings
 from transduce.experiments.pipeline import RunObserver, checked_settings, resume
 from transduce.experiments.pipeline import train as train_run

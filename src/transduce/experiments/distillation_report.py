@@ -10,10 +10,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from transduce.architectures.config import num_parameters
-from transduce.data.corpus_files import EvaluationText
 from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, counted
+from transduce.experiments.experiment import EvaluationText
 from transduce.files import atomic_directory
 from transduce.machine import describe_processor, one_thread
 from transduce.metrics.scores import choose_tokenization, corpus_bleu, corpus_chrf

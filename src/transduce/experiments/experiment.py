@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 
-from transduce.data.corpus_files import CorpusFiles
+from transduce.data.corpus_files import CorpusFiles, digest_of
 from transduce.errors import (
     CheckpointError,
     ConfigError,
@@ -50,7 +50,8 @@ from transduce.processes import PYTHON, environment_of_python
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
 from transduce.signals import signals_held, stop_on_signal
-from transduce.text.corpus import read_pairs, read_text
+from transduce.text.compression import ENDINGS
+from transduce.text.corpus import read_pairs, read_text, require_text
 from transduce.training.config import rate_setting
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"
@@ -731,3 +732,41 @@ def failed_runs(failures: Mapping[str, str]) -> Section:
     heads = (Column(name="run", is_text=True), Column(name="reason", is_text=True))
     table = Table(columns=heads, rows=tuple(failures.items()))
     return Section(title="Runs that failed", parts=(table,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationText:
+    """A text with its true translations, on which models are compared."""
+
+    name: str
+    source: Path
+    reference: Path
+
+    @classmethod
+    def of(cls, source: Path, reference: Path) -> "EvaluationText":
+        """Return a text named after its source file, without its language."""
+        name = source.stem if source.suffix in ENDINGS else source.name
+        return cls(
+            name=name.rpartition(".")[0] or name, source=source, reference=reference
+        )
+
+    def read_through(self) -> str:
+        """Read the text once, before any work, and return its digest.
+
+        Raises `DataError` for an error, or if a side has no text.
+        """
+        digest = digest_of([self.source], [self.reference])
+        for path in (self.source, self.reference):
+            require_text(path, read_text([path]))
+        return digest
+
+
+def require_different_names(texts: Sequence[EvaluationText]) -> None:
+    """Raise `ConfigError` if two texts have the same name."""
+    names = [text.name for text in texts]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"Test texts must have different names, but two are named {name}; "
+                "rename the files of one."
+            )

@@ -26,7 +26,7 @@ from transduce.architectures.config import (
     scaled,
 )
 from transduce.checkpoint import build, build_on_meta
-from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import open_dataset
 from transduce.data.prepared_corpus import (
     DEV,
@@ -40,6 +40,7 @@ from transduce.experiments.environment import recorded_environment
 from transduce.experiments.experiment import (
     LOGS,
     RUNS,
+    EvaluationText,
     Experiment,
     PresetRun,
     changes,

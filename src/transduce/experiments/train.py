@@ -7,13 +7,7 @@ from os import PathLike
 from types import MappingProxyType
 from typing import Any
 
-from transduce.data.corpus_files import (
-    MAIN_DEV,
-    CorpusFiles,
-    DevSet,
-    Files,
-    paths_of,
-)
+from transduce.data.corpus_files import MAIN_DEV, CorpusFiles, DevSet, Files, paths_of
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.dev_corpus import DevScore

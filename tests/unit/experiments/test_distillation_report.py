@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.data.corpus_files import EvaluationText
 from transduce.experiments.distillation_report import (
     ComparedSystem,
     DistillationReport,
@@ -15,6 +14,7 @@ from transduce.experiments.distillation_report import (
     as_report,
     measure_models,
 )
+from transduce.experiments.experiment import EvaluationText
 from transduce.report.report import as_markdown
 from transduce.search_config import SearchConfig
 

@@ -14,12 +14,12 @@ import torch
 from transduce.analysis.path_lengths import PathLengths
 from transduce.architectures.config import architecture_of, num_parameters
 from transduce.checkpoint import build
-from transduce.data.corpus_files import CorpusFiles, EvaluationText
+from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
 from transduce.errors import CheckpointError, ConfigError, DataError
 from transduce.experiments.environment import Environment
-from transduce.experiments.experiment import with_seed
+from transduce.experiments.experiment import EvaluationText, with_seed
 from transduce.experiments.presets import RunConfig, preset
 from transduce.experiments.table2 import TrainedTable2, trained_report
 from transduce.experiments.table2_training import (
