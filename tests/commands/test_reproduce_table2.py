@@ -83,6 +83,22 @@ def test_options_are_checked_before_training(
     assert not (out / "runs").exists()
 
 
+def test_a_system_that_cannot_learn_the_language_is_refused_before_training(
+    tmp_path: Path,
+    corpus_files: tuple[Path, Path],
+    files: Options,
+    refuses: Callable[..., str],
+) -> None:
+    _, target = corpus_files
+    chinese = tmp_path / "train.zh"
+    chinese.write_text("我们在这里\n" * len(target.read_text("utf-8").splitlines()))
+    options = [chinese if option == target else option for option in files]
+    out = tmp_path / "trained"
+    message = refuses("reproduce", "table2", "--train", "--out", out, *options)
+    assert message.startswith('deep-att: `tokenizer.kind` "word" must have text with')
+    assert not (out / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -24,6 +24,7 @@ from transduce.experiments.presets import ADAPT, PRESETS, RunConfig
 from transduce.experiments.run_corpus import RunFiles
 from transduce.search_config import NOT_GREEDY, SearchConfig
 from transduce.settings import differences, flattened
+from transduce.text.languages import english_name, is_unspaced
 from transduce.text.pair_changes import TextAugmentationConfig
 from transduce.text.tokenizer import Tokenizer
 from transduce.training.config import TrainingConfig
@@ -61,6 +62,8 @@ def refuse_contradictions(
     """
     for message in _contradictions(config, files):
         raise ConfigError(message)
+    if tokenizer is None:
+        _require_spaced_words(config)
     if config.corpora or config.stages:
         require_mixture(config.corpora, config.stages, config.training.steps)
     if config.augmentation.used:
@@ -156,6 +159,22 @@ def _contradictions_of_languages(config: RunConfig, files: RunFiles) -> Iterator
             "The target language of the dev corpus must be known, as the corpora have "
             "several; set `languages.target`."
         )
+
+
+def _require_spaced_words(config: RunConfig) -> None:
+    """Raise `ConfigError` for a vocabulary of words and a language without spaces.
+
+    Text of an unknown language is examined when the vocabulary is learned.
+    """
+    if config.tokenizer.kind != "word" or config.tokenizer.model is not None:
+        return
+    for side, tag in asdict(config.languages).items():
+        if tag is not None and is_unspaced(tag):
+            raise ConfigError(
+                '`tokenizer.kind` "word" must have text with spaces between words, but '
+                f"the {side} language is {english_name(tag)}, which has none; set it "
+                "to bpe or word-piece."
+            )
 
 
 def _contradictions_of_schedule(training: TrainingConfig) -> Iterator[str]:

@@ -200,6 +200,17 @@ def test_a_contradiction_to_the_architecture_is_refused(
         refuse_contradictions(apply_assignments(PRESETS[preset], [assignment]), files)
 
 
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_vocabulary_of_words_needs_a_language_with_spaces(side: str) -> None:
+    words = PRESETS["deep-att-multi30k"]
+    chinese = apply_assignments(words, [f"languages.{side}=zh-TW"])
+    message = f"the {side} language is Chinese .Taiwan., which has none; set it to bpe"
+    with pytest.raises(ConfigError, match=message):
+        refuse_contradictions(chinese, TEXT)
+    refuse_contradictions(apply_assignments(chinese, ["tokenizer.kind=bpe"]), TEXT)
+    refuse_contradictions(apply_assignments(words, ["languages.target=zh-Latn"]), TEXT)
+
+
 @pytest.mark.parametrize("preset", ["multi30k", "moe-ffn-multi30k"])
 def test_learned_positions_of_any_transformer_must_reach_the_longest_sentence(
     preset: str,

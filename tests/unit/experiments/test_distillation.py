@@ -112,6 +112,24 @@ def test_a_student_of_characters_learns_lines_as_long_as_the_teacher_translates(
     assert student.batching.max_length == longest
 
 
+def test_a_student_that_cannot_learn_the_language_is_refused_before_translation(
+    trained_checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    teacher = replace(trained_checkpoint, target_language="zh")
+    save_model(teacher, tmp_path / "teacher")
+    (tmp_path / "mono.en").write_text("one two\n")
+    with pytest.raises(ConfigError, match="the target language is Chinese, which has"):
+        transduce.distill(
+            tmp_path / "teacher",
+            tmp_path / "mono.en",
+            tmp_path / "out",
+            preset="deep-att-multi30k",
+            vocabulary="new",
+            device="cpu",
+        )
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.skipif(os.name == "nt", reason="Windows locks no folder")
 def test_a_student_that_is_being_trained_is_not_removed(tmp_path: Path) -> None:
     student, pairs = tmp_path / "student", (tmp_path / "a", tmp_path / "b")
