@@ -376,16 +376,19 @@ def require_strings(*several: object) -> None:
 
 
 def pair_up(
-    sources: Iterable[str], prefixes: Iterable[str] | None
+    sources: Iterable[str], prefixes: Iterable[str] | None, first_line: int = 0
 ) -> Iterator[tuple[str, str]]:
-    """Yield each source with its prefix; raise `RequestError` where one is missing."""
+    """Yield each source with its prefix; raise `RequestError` where one is missing.
+
+    Messages count from 1, after the `first_line` lines that came before.
+    """
     if prefixes is None:
-        for number, source in enumerate(sources, start=1):
+        for number, source in enumerate(sources, start=first_line + 1):
             require_text(source, number)
             yield source, ""
         return
     pairs = zip_longest(sources, prefixes, fillvalue=_MISSING)
-    for number, (source, prefix) in enumerate(pairs, start=1):
+    for number, (source, prefix) in enumerate(pairs, start=first_line + 1):
         if source is _MISSING or prefix is _MISSING:
             raise RequestError(
                 "Sources and prefixes must be equally many, but the "

@@ -532,7 +532,8 @@ class Translator:
             min_steps=config.min_length + 1,
             config=config,
         )
-        found = self._in_windows(pair_up(sources, prefixes), search, pace)
+        pairs = pair_up(sources, prefixes, pace.first_line)
+        found = self._in_windows(pairs, search, pace)
         return (with_best(each, config.num_best) for each in found)
 
     def token_ids(self, texts: Iterable[str]) -> list[list[int]]:
@@ -606,7 +607,8 @@ class Translator:
         search = PartSearch(
             start=partial(start_sampling, config=config), group_size=config.number
         )
-        return self._in_windows(pair_up(sources, None), search, pace)
+        pairs = pair_up(sources, None, pace.first_line)
+        return self._in_windows(pairs, search, pace)
 
     @overload
     def score(  # type: ignore[overload-overlap]

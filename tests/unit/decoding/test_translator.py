@@ -507,6 +507,19 @@ def test_sources_without_as_many_targets_are_refused(translator: Translator) -> 
         translator.score(["one", "two"], ["eins"])
 
 
+def test_a_missing_prefix_is_counted_from_the_first_line_of_a_resumed_stream(
+    translator: Translator,
+) -> None:
+    pace = Pace(first_line=1_000)
+    for prefixes, fault in (
+        (["eins"], "prefixes end before number 1,002"),
+        (["eins", "", "drei"], "sources end before number 1,003"),
+    ):
+        found = translator.translate_stream(["one", "two"], BRIEF, prefixes, pace)
+        with pytest.raises(RequestError, match=fault):
+            list(found)
+
+
 def test_targets_are_scored_in_their_order(translator: Translator) -> None:
     sources = ["one", "one two three four five six", "", "two"]
     targets = ["eins", "eins zwei drei vier fünf sechs", "acht", ""]
