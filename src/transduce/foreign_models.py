@@ -33,6 +33,9 @@ OTHER_FRAMEWORKS = {
     "flax_model.msgpack": ("Flax", "from_flax"),
 }
 """Weights of other frameworks, with the option by which `transformers` reads them."""
+CONVERTED = (".onnx", ".ot", ".xml")
+"""Endings of models that are converted for other programs: ONNX Runtime, also in a
+browser, rust-bert, and OpenVINO."""
 ADAPTER = "adapter_config.json"
 """Settings of an adapter, such as LoRA's: changes of the weights in another file."""
 MAX_JSON_BYTES = 10_000_000
@@ -434,6 +437,12 @@ def _without_weights(folder: Path) -> str:
                 "`transformers` below version 5, and convert it with: "
                 f"{_conversion(folder, f', {option}=True')}"
             )
+    beside = chain(folder.glob("*"), folder.glob("*/*"))
+    if converted := sorted(each for each in beside if each.suffix in CONVERTED):
+        return (
+            f"has only {converted[0].relative_to(folder)}, which cannot be read back; "
+            "fetch the model that it was made of."
+        )
     if parts := sorted(folder.glob(PICKLE_PARTS)):
         return (
             f"has only {parts[0].name}, a part of pickled weights, without "

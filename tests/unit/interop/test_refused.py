@@ -204,6 +204,9 @@ def test_pickled_weights_are_refused(name, folder, refuses):
             "has only flax_model.msgpack, the weights of Flax; install Flax and .*"
             "from_pretrained.*, from_flax=True.*save_pretrained",
         ),
+        ("rust_model.ot", "has only rust_model.ot, which cannot be read back; fetch "),
+        ("onnx/decoder.onnx", "has only onnx/decoder.onnx, which cannot be read back"),
+        ("openvino_model.xml", "has only openvino_model.xml, which cannot be read"),
         (
             "pytorch_model-00001-of-00002.bin",
             "a part of pickled weights, without pytorch_model.bin.index.json; fetch "
@@ -213,6 +216,7 @@ def test_pickled_weights_are_refused(name, folder, refuses):
 )
 def test_other_weights_are_refused_with_their_conversion(name, message, tmp_path):
     for each in ("config.json", name):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
         (tmp_path / each).write_text("{}")
     with pytest.raises(RequestError, match=message):
         require_hugging_face_files(tmp_path)
