@@ -89,6 +89,17 @@ def _types_are_checked_in_each_test() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_waits_for_the_disk() -> Iterator[None]:
+    """Leave written files to the system, which a killed process does not lose.
+
+    A disk takes about ten milliseconds to keep one, and checkpoints have several.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
 
