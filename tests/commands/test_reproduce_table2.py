@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 SMALL = (
-    *("--train", "--size", "small", "--scale", "0.125", "--steps", "20"),
+    *("--train", "--size", "small", "--scale", "0.125", "--steps", "8"),
     *("--device", "cpu", "--precision", "fp32", "--resamples", "50"),
     *("--set", "batching.source_tokens=60", "batching.target_tokens=60"),
-    *("tokenizer.vocab_size=400", "training.checkpoint_steps=10"),
+    *("tokenizer.vocab_size=400", "training.checkpoint_steps=4"),
 )
 Options = tuple[object, ...]
 
@@ -40,7 +40,7 @@ def test_systems_are_trained_and_added(
     assert [each["system"] for each in (bytenet, gnmt)] == ["bytenet", "gnmt-rl"]
     assert gnmt["parameters"] == pytest.approx(base["parameters"], rel=0.15)
     assert [bytenet["architecture"], gnmt["architecture"]] == ["bytenet", "recurrent"]
-    assert [point["step"] for point in base["curve"]] == [10, 20]
+    assert [point["step"] for point in base["curve"]] == [4, 8]
     assert base["flops"] > 0
     assert [each["encoder"] for each in figures["paths"]["base"]] == [1, 1, 1]
     assert {path.name for path in (out / "report").iterdir()} == {

@@ -285,7 +285,6 @@ class Connection(H11Protocol):
         super().on_response_complete()
         if self._is_answering:
             return  # the next request has already arrived
-        self._cancel(self._probe)
         if self._is_ending:
             self._unset_keepalive_if_required()
             return

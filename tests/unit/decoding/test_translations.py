@@ -3,7 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import permutations
+from typing import Any
 
+import numpy as np
 import pytest
 
 from transduce.decoding.search import Hypothesis
@@ -12,6 +14,7 @@ from transduce.decoding.translations import (
     Part,
     Translation,
     TranslationHypothesis,
+    allowed_tokens,
     detokenize,
     encode_lines,
     join_lines,
@@ -19,8 +22,39 @@ from transduce.decoding.translations import (
     with_best,
 )
 from transduce.errors import CheckpointError
+from transduce.search_config import SearchConfig
+from transduce.text.shortlist import Shortlist
 from transduce.text.tokenizer import Tokenizer, learn_tokenizer
-from transduce.text.vocabulary import TokenizerConfig
+from transduce.text.vocabulary import EOS, TokenizerConfig
+
+
+@pytest.mark.parametrize(
+    ("prefix", "search", "is_used"),
+    [
+        ([], {}, True),
+        ([7], {}, False),
+        # Of four candidates the first three could be excluded, or all.
+        ([], {"min_length": 2}, True),
+        ([], {"min_length": 3}, False),
+        ([], {"min_length": 1, "bad_words": ((5,), (6,))}, False),
+    ],
+)
+def test_a_part_uses_its_shortlist_if_a_candidate_must_be_left(
+    prefix: list[int], search: dict[str, Any], is_used: bool
+) -> None:
+    shortlist = Shortlist(
+        frequent=np.array([5, 6], dtype=np.int32),
+        always=np.array([EOS], dtype=np.int32),
+        ends=np.array([0] * 8 + [1], dtype=np.int64),
+        targets=np.array([7], dtype=np.int32),
+        target_vocab_size=9,
+        tokenizer="",
+    )
+    part = Part(line=0, number=0, source=[7], prefix=prefix)
+    [found] = allowed_tokens(shortlist, [part], SearchConfig(**search))
+    assert (found is not None) == is_used
+    if found is not None:
+        assert found.tolist() == [EOS, 5, 6, 7]
 
 
 def hypothesis(text: str, score: float) -> TranslationHypothesis:

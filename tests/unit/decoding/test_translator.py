@@ -155,6 +155,10 @@ def test_a_prefix_may_exceed_the_maximum_length(
 ) -> None:
     [found] = translator.translate(["one"], prefixes=["zwei drei"], max_length=1)
     assert found.text.startswith("zwei drei")
+    # One token is generated after those of the prefix.
+    prefix = translator.tokenizer.encode("zwei drei")
+    [best] = found.hypotheses
+    assert len(best.token_log_probabilities) == len(prefix) + 1
 
 
 def test_an_impossible_beam_is_refused(translator: Translator) -> None:

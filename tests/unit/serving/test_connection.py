@@ -337,16 +337,22 @@ def send_without_end(client: socket.socket, drop: bytes) -> NoReturn:
         client.sendall(drop)
 
 
-@pytest.mark.parametrize(("limit", "value"), [("BYTES", 1_000_000), ("S", 0.2)])
+@pytest.mark.parametrize(
+    ("most_bytes", "most_seconds"), [(1_000_000, PATIENCE_S), (2**40, 0.2)]
+)
 def test_the_input_after_the_last_answer_is_read_within_limits(
-    http: RunningServer, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+    http: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    most_bytes: int,
+    most_seconds: float,
 ) -> None:
-    monkeypatch.setattr(connection, f"DRAIN_{limit}", value)
+    monkeypatch.setattr(connection, "DRAIN_BYTES", most_bytes)
+    monkeypatch.setattr(connection, "DRAIN_S", most_seconds)
     head, _, _ = post("/nowhere", body=b" " * 10**7).partition(b"\r\n\r\n")
     with connected(http) as client:
         client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 404 ")
-        drop = b" " * (100_000 if limit == "BYTES" else 1)
+        drop = b" " * (100_000 if most_seconds == PATIENCE_S else 1)
         with pytest.raises(ConnectionError):
             send_without_end(client, drop)
     wait_until(lambda: num_connections(http) == 0)
