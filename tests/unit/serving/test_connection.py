@@ -8,9 +8,9 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from itertools import count
 
 import pytest
 from fastapi import FastAPI, Response
@@ -332,19 +332,25 @@ def test_a_client_gets_its_last_answer_while_it_sends_more_requests(
     assert answer.count(b"HTTP/1.1 200 ") == 1
 
 
-def send_without_end(client: socket.socket, drop: bytes) -> NoReturn:
-    while True:
+def send_again_and_again(
+    client: socket.socket, drop: bytes, times: Iterable[int]
+) -> None:
+    for _ in times:
         client.sendall(drop)
 
 
 @pytest.mark.parametrize(
-    ("most_bytes", "most_seconds"), [(1_000_000, PATIENCE_S), (2**40, 0.2)]
+    ("most_bytes", "most_seconds", "drop", "times"),
+    [(1_000_000, PATIENCE_S, 100_000, range(1_000)), (2**40, 0.2, 1, count())],
+    ids=["bytes", "seconds"],
 )
 def test_the_input_after_the_last_answer_is_read_within_limits(
     http: RunningServer,
     monkeypatch: pytest.MonkeyPatch,
     most_bytes: int,
     most_seconds: float,
+    drop: int,
+    times: Iterable[int],
 ) -> None:
     monkeypatch.setattr(connection, "DRAIN_BYTES", most_bytes)
     monkeypatch.setattr(connection, "DRAIN_S", most_seconds)
@@ -352,10 +358,23 @@ def test_the_input_after_the_last_answer_is_read_within_limits(
     with connected(http) as client:
         client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
         assert client.recv(65536).startswith(b"HTTP/1.1 404 ")
-        drop = b" " * (100_000 if most_seconds == PATIENCE_S else 1)
         with pytest.raises(ConnectionError):
-            send_without_end(client, drop)
+            send_again_and_again(client, b" " * drop, times)
     wait_until(lambda: num_connections(http) == 0)
+
+
+def test_a_connection_whose_input_is_drained_is_not_idle(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "DRAIN_S", PATIENCE_S)
+    limits = ServerConfig(connections=ConnectionConfig(idle_timeout_s=0.1))
+    model = served(trained_checkpoint, "en-de")
+    head, _, _ = post("/nowhere", body=b" " * 99).partition(b"\r\n\r\n")
+    with running([model], taking=limits) as server, connected(server) as client:
+        client.sendall(head + b"\r\nexpect: 100-continue\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 404 ")
+        time.sleep(0.3)
+        assert num_connections(server) == 1
 
 
 @pytest.mark.parametrize(
