@@ -541,6 +541,25 @@ def test_a_connection_beyond_the_limit_is_refused_if_all_are_busy(
         assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
+def test_a_refused_connection_beyond_the_room_for_refusals_is_closed_at_once(
+    trained_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "DRAIN_S", PATIENCE_S)
+    monkeypatch.setattr(
+        "transduce.serving.server.within_open_files", lambda limits: (limits, 1)
+    )
+    model = served(trained_checkpoint, "en-de")
+    with running([model], taking=few(1)) as server, connected(server) as busy:
+        with held(model):
+            busy.sendall(post())
+            wait_until(lambda: model.queue.num_waiting > 0)
+            with connected(server) as kept, connected(server) as closed:
+                for refused in (kept, closed):
+                    assert refused.recv(65536).startswith(b"HTTP/1.1 503 ")
+                wait_until(lambda: num_connections(server) == 2)
+        assert busy.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
 def test_refusals_that_connections_make_are_counted(
     trained_checkpoint: Checkpoint,
 ) -> None:
