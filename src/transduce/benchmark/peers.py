@@ -19,11 +19,11 @@ import torch
 from transduce.benchmark.measurement import peer_environment
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.data.tensors import pad_rows
-from transduce.decoding.batched_search import default_processes
 from transduce.decoding.native_decoder import DecodingPrecision
 from transduce.decoding.torch_model import available_precisions
 from transduce.decoding.translations import MAX_SOURCE_TOKENS
 from transduce.decoding.translator import load
+from transduce.decoding.worker_pool import default_processes
 from transduce.errors import ConfigError, RequestError, missing_package
 from transduce.interop import marian_program
 from transduce.interop.export import ProofError

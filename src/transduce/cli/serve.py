@@ -10,10 +10,10 @@ from cyclopts import Parameter
 from transduce.cli.help import option_name
 from transduce.cli.lines import require_shortlist
 from transduce.decoding.backend import choose_device
-from transduce.decoding.batched_search import default_processes
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import with_available_shortlist
 from transduce.decoding.translator import Translator, load
+from transduce.decoding.worker_pool import default_processes
 from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
 from transduce.model_folder import find_model

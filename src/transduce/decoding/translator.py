@@ -25,13 +25,10 @@ from transduce.decoding.backend import (
     require_ensemble,
 )
 from transduce.decoding.batched_search import (
-    MAX_PROCESSES,
     SearchResult,
     SearchTask,
     StepRows,
-    WorkerPool,
     batch_positions,
-    default_processes,
     score_pairs,
     search_in_batches,
 )
@@ -65,6 +62,7 @@ from transduce.decoding.translations import (
     with_best,
 )
 from transduce.decoding.unknown_words import CrossAttention, replaced_texts
+from transduce.decoding.worker_pool import MAX_PROCESSES, WorkerPool, default_processes
 from transduce.errors import (
     RequestError,
     VersionError,

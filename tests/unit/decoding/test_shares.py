@@ -10,18 +10,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.decoding.batched_search import (
+from transduce.decoding.batched_search import SearchTask, StepRows, batch_positions
+from transduce.decoding.search import RunningSearch
+from transduce.decoding.worker_pool import (
     LATE_FRACTION,
     MAX_LATE_SHARES,
     MIN_SHARE,
-    SearchTask,
-    StepRows,
-    batch_positions,
     mixed_shares,
     shares_of,
     similar_shares,
 )
-from transduce.decoding.search import RunningSearch
 
 Sharing = Callable[[Sequence[int], StepRows, int], list[list[int]]]
 BEAM = StepRows(per_sentence=4, overhead=16)

@@ -23,21 +23,19 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint, save_model
-from transduce.decoding import batched_search
 from transduce.decoding import translator as translator_module
-from transduce.decoding.batched_search import (
+from transduce.decoding import worker_pool
+from transduce.decoding.batched_search import SearchResult, SearchTask, StepRows
+from transduce.decoding.search import Hypothesis, Sentence
+from transduce.decoding.translator import Translator, load
+from transduce.decoding.worker_pool import (
     MAX_PROCESSES,
     MIN_SHARE,
-    SearchResult,
-    SearchTask,
-    StepRows,
     WorkerPool,
     batch_messages,
     default_processes,
     shares_of,
 )
-from transduce.decoding.search import Hypothesis, Sentence
-from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError, RequestError, TransduceError, TransduceWarning
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.signals import unwound_on_termination
@@ -362,7 +360,7 @@ def test_after_a_message_results_are_collected_anew(
 ) -> None:
     clock = count(0.0, 0.6)  # two readings are apart by more than the interval
     monkeypatch.setattr(
-        batched_search, "time", SimpleNamespace(monotonic=partial(next, clock))
+        worker_pool, "time", SimpleNamespace(monotonic=partial(next, clock))
     )
     found = [[(number, [])] for number in range(6)]
     messages = list(batch_messages(iter(found), interval_s=1.0))
@@ -557,7 +555,7 @@ def test_a_search_goes_on_if_no_process_replaces_a_killed_one(
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: len(children() - others) == num_left)
     with monkeypatch.context() as patch:
-        patch.setattr(os if function == "fork" else batched_search, function, refused)
+        patch.setattr(os if function == "fork" else worker_pool, function, refused)
         message = "allows no further process.*Cannot allocate memory.*with fewer"
         with pytest.warns(TransduceWarning, match=message):
             found = list(chain.from_iterable(pool.search(SHORT)))
@@ -595,7 +593,7 @@ def test_the_number_of_processes_is_from_1_to_the_machines_limit(
 def test_without_fork_there_is_one_process(
     alone: Translator, platform: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batched_search.sys, "platform", platform)
+    monkeypatch.setattr(worker_pool.sys, "platform", platform)
     assert default_processes(device) == 1
     with pytest.raises(RequestError, match=f"2 are requested on {platform} and"):
         WorkerPool(alone, 2, device)
