@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transduce.errors import ConfigError, DataError, OverwriteError
 from transduce.experiments.dev_corpus import Quality
 from transduce.experiments.presets import PRESETS
 from transduce.experiments.train import with_settings
+from transduce.grammar.corpus import training_trees
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -50,6 +52,63 @@ def test_python_trains_the_same_weights_as_the_command(train, corpus_files, tmp_
     ours = load_model(tmp_path / "run" / "averaged").weights
     theirs = load_model(tmp_path / "other" / "averaged").weights
     assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+
+@pytest.fixture
+def treebanks(tmp_path: Path) -> tuple[Path, Path]:
+    """Trees to train on and dev trees of the built-in grammar."""
+    paths = tmp_path / "train.trees", tmp_path / "dev.trees"
+    for seed, path in enumerate(paths):
+        lines = (f"{tree}\n" for tree in islice(training_trees(seed), 30))
+        path.write_text("".join(lines))
+    return paths
+
+
+def test_python_trains_the_same_parser_as_the_command(treebanks, tmp_path):
+    trees, dev_trees = treebanks
+    options: dict[str, Any] = {"preset": "tiny", "device": "cpu", "precision": "fp32"}
+    result = transduce.train(
+        trees=trees,
+        dev_trees=[dev_trees],
+        out=tmp_path / "run",
+        settings=SETTINGS,
+        **options,
+    )
+    command = ["train", "--trees", trees, "--dev-trees", dev_trees, "--preset", "tiny"]
+    command += ["--set", *(f"{name}={value}" for name, value in SETTINGS.items())]
+    command += ["--device", "cpu", "--precision", "fp32", "--out", tmp_path / "other"]
+    main([str(each) for each in command])
+    ours = load_model(result.model).weights
+    theirs = load_model(tmp_path / "other" / result.model.name).weights
+    assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+    assert transduce.load(result.model).parse("The dog sleeps.").tree.leaves
+    again = transduce.resume(tmp_path / "run", steps=7, device="cpu")
+    assert load_model(again.model).step == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"source": "my.en"}, "Either text or trees must be given"),
+        ({"dev_source": "my.en"}, "Either text or trees must be given"),
+        ({"dev_sets": {"a": ("a.en", "a.de")}}, "Either text or trees must be given"),
+        ({"trees": ()}, "but only `dev_trees` are; add `trees`"),
+        ({"preset": "multi30k"}, "is for text, but the corpus has trees"),
+        (
+            {"settings": {"corpora": [{"name": "a", "source": "b", "target": "c"}]}},
+            "Either `trees` or `corpora` must be given",
+        ),
+        ({"trees": 3}, "a list of paths, but is 3"),
+    ],
+)
+def test_wrong_arguments_beside_trees_are_config_errors(
+    treebanks, tmp_path, changes, message
+):
+    trees, dev_trees = treebanks
+    given: dict[str, Any] = {"trees": trees, "dev_trees": dev_trees, "preset": "tiny"}
+    with pytest.raises(ConfigError, match=message):
+        transduce.train(out=tmp_path / "run", **{**given, **changes})
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from transduce.data.corpus_files import MAIN_DEV, CorpusFiles, DevSet, Files, paths_of
+from transduce.data.treebank import TreebankFiles
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
 from transduce.experiments.dev_corpus import DevScore
@@ -21,12 +22,14 @@ from transduce.experiments.pipeline import resume as resume_run
 from transduce.experiments.pipeline import train as train_run
 from transduce.experiments.presets import (
     ADAPT,
+    FITTING,
     RunConfig,
     changed,
     require_start,
     require_task,
 )
 from transduce.experiments.presets import preset as preset_named
+from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import precision_of
 from transduce.experiments.start_model import open_start, settings_from
 from transduce.files import path_of
@@ -52,6 +55,8 @@ def train(
     target: Files = (),
     out: str | PathLike[str] | None = None,
     *,
+    trees: Files = (),
+    dev_trees: Files = (),
     preset: str | None = None,
     start: str | PathLike[str] | None = None,
     keep_optimizer: bool = False,
@@ -66,11 +71,12 @@ def train(
     overwrite: bool = False,
     observers: Iterable[RunObserver] = (),
 ) -> RunResult:
-    """Train a model on parallel text, average its last checkpoints and score it.
+    """Train a model on text or trees, average its last checkpoints and score it.
 
         result = transduce.train("my.en", "my.de", "runs/mine", preset="multi30k")
         translator = transduce.load(result.model)
         transduce.train("new.en", "new.de", "runs/adapted", start=result.model)
+        transduce.train(trees="my.trees", out="runs/parser", preset="parsing-small")
 
     Parameters
     ----------
@@ -80,9 +86,13 @@ def train(
         `target` and `weight`.
     out
         Folder of the run, new or empty. It must be given.
+    trees, dev_trees
+        Treebanks in brackets, in place of text, to train a parser, and held-out ones,
+        scored at each checkpoint. A file given twice counts twice.
     preset
-        Preset of all settings, such as "base" for millions of pairs or "multi30k" for
-        tens of thousands; `transduce presets` lists them. The default is "base", with a
+        Preset of all settings, such as "base" for millions of pairs, "multi30k" for
+        tens of thousands, or "parsing-small" for thousands of trees; `transduce
+        presets` lists them. The default is "base", with trees "parsing-wsj", and with a
         start "adapt".
     start
         Folder of a trained model to start from: a run, a model or an imported model.
@@ -126,16 +136,23 @@ def train(
     DivergedError
         The loss has diverged twice, the second time at half the learning rate.
     """
-    files = CorpusFiles(
-        source=paths_of("source", source),
-        target=paths_of("target", target),
-        dev_source=paths_of("dev_source", dev_source),
-        dev_target=paths_of("dev_target", dev_target),
+    sets = _dev_sets(dev_sets)
+    files = _text_or_trees(
+        CorpusFiles(
+            source=paths_of("source", source),
+            target=paths_of("target", target),
+            dev_source=paths_of("dev_source", dev_source),
+            dev_target=paths_of("dev_target", dev_target),
+        ),
+        TreebankFiles(
+            trees=paths_of("trees", trees), dev_trees=paths_of("dev_trees", dev_trees)
+        ),
+        sets,
     )
     observers = checked_observers(observers)
     require_flag("overwrite", overwrite)
     require_flag("keep_optimizer", keep_optimizer)
-    default = "base" if start is None else ADAPT
+    default = FITTING[files.task][0] if start is None else ADAPT
     name = default if preset is None else preset
     require_string("preset", name)
     require_task(name, files.task)
@@ -148,16 +165,13 @@ def train(
         origin = open_start(path_of("start", start), keep_optimizer=keep_optimizer)
         base = settings_from(origin, name)
     config = with_settings(base, settings or {})
-    sets = _dev_sets(dev_sets)
-    files = _with_corpora(files, config).with_dev_sets(sets)
+    if isinstance(files, CorpusFiles):
+        files = _with_corpora(files, config).with_dev_sets(sets)
+    elif config.corpora:
+        raise ConfigError("Either `trees` or `corpora` must be given, but both are.")
     if out is None:
         raise ConfigError("`out` must be given: the folder of the run.")
-    given = {"source": source_language, "target": target_language}
-    for side, language in given.items():
-        if language is not None:
-            require_string(f"{side}_language", language)
-    languages = config.languages.given(given)
-    config = replace(config, languages=languages)
+    config = _with_languages(config, source_language, target_language)
     hardware = choose_hardware(device, precision, width=config.model.d_model)
     reporter = _Reporter()
     train_run(
@@ -317,6 +331,35 @@ class _Reporter:
         return self._result
 
 
+def _with_languages(
+    config: RunConfig, source: str | None, target: str | None
+) -> RunConfig:
+    """Return settings with the languages that are given."""
+    given = {"source": source, "target": target}
+    for side, language in given.items():
+        if language is not None:
+            require_string(f"{side}_language", language)
+    return replace(config, languages=config.languages.given(given))
+
+
+def _text_or_trees(
+    text: CorpusFiles, treebanks: TreebankFiles, sets: list[DevSet]
+) -> RunFiles:
+    """Return the given files; `ConfigError` if there are text and trees."""
+    if not treebanks.paths:
+        return text
+    if text.source or text.target or text.dev_source or text.dev_target or sets:
+        raise ConfigError(
+            "Either text or trees must be given, but both are; leave out `trees` and "
+            "`dev_trees`, or the others."
+        )
+    if not treebanks.trees:
+        raise ConfigError(
+            "Trees to train on must be given, but only `dev_trees` are; add `trees`."
+        )
+    return treebanks
+
+
 def _with_corpora(files: CorpusFiles, config: RunConfig) -> CorpusFiles:
     """Return the files, or those of the mixture if the settings list its corpora."""
     if not config.corpora:
@@ -331,7 +374,7 @@ def _with_corpora(files: CorpusFiles, config: RunConfig) -> CorpusFiles:
 
 def _require_both(files: CorpusFiles) -> None:
     if not files.source or not files.target:
-        raise ConfigError("`source` and `target` must both name files.")
+        raise ConfigError("`source` and `target`, or `trees`, must name files.")
     if bool(files.dev_source) != bool(files.dev_target):
         raise ConfigError("`dev_source` and `dev_target` must be given together.")
 
