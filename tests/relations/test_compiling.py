@@ -20,7 +20,11 @@ from transduce.nn.fuse import FusedAttention, fuse
 from transduce.nn.operators import Dropout, current_rate
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
-from transduce.training.gradients import MIN_UPDATES, compile_layers, is_worth_compiling
+from transduce.training.gpu_gradients import (
+    MIN_UPDATES,
+    compile_layers,
+    is_worth_compiling,
+)
 from transduce.training.loss import BatchLoss, GuidedAttention
 from transduce.training.trainer import Trainer
 

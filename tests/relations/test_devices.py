@@ -26,7 +26,7 @@ from transduce.device import Hardware, choose_hardware
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.training.config import TrainingConfig
-from transduce.training.gradients import compile_layers
+from transduce.training.gpu_gradients import compile_layers
 from transduce.training.loss import BatchLoss
 from transduce.training.trainer import Trainer, TrainingStoppedError
 

@@ -568,7 +568,9 @@ def train(
 
     def run(*, with_graphs: bool, positions: int | None = None):
         if not with_graphs:
-            monkeypatch.setattr("transduce.training.gradients.MEMORY_FACTOR", math.inf)
+            monkeypatch.setattr(
+                "transduce.training.gpu_gradients.MEMORY_FACTOR", math.inf
+            )
         torch.manual_seed(1)
         model = Transformer(replace(config, dropout=0.1))
         hardware: Hardware = choose_hardware("cuda", "bf16")

@@ -32,7 +32,8 @@ from transduce.machine import (
     use_huge_pages,
 )
 from transduce.nn.operators import own_generator
-from transduce.training.gradients import GraphedGradients, draws_from_context
+from transduce.training.gpu_gradients import GraphedGradients
+from transduce.training.gradients import draws_from_context
 from transduce.training.loss import BatchLoss
 
 BYTES_PER_PARAMETER = 16

@@ -13,7 +13,7 @@ from transduce.errors import TransduceWarning
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.nn.cross_entropy import Loss
-from transduce.training.gradients import GraphedGradients
+from transduce.training.gpu_gradients import GraphedGradients
 from transduce.training.loss import BatchLoss
 
 pytestmark = needs_no_cuda
