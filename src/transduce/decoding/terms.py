@@ -99,22 +99,25 @@ class _Draft:
         """
         source, target = units(self.source), units(self._text)
         links = symmetrized(attention)
-        # A term is never linked to a mark alone, which stays.
-        are_words = [any(map(str.isalnum, self._text[slice(*span)])) for span in target]
-        links = {(i, j) for i, j in links if are_words[j]}
-        spans = [
-            (_place_of(term, source, target, links, attention), number)
-            for number, term in enumerate(self.terms)
-        ]
+        are_words = [_has_letters(self._text[slice(*span)]) for span in target]
+        between_words = {(i, j) for i, j in links if are_words[j]}
+        spans = []
+        for number, term in enumerate(self.terms):
+            is_word = _has_letters(self.source[term.start : term.end])
+            own_links = between_words if is_word else links  # so marks beside it stay
+            span = _place_of(term, source, target, own_links, attention)
+            spans.append((span, number))
         places = []
-        end = len(normalize(self.part.prefix_text))
+        end_of_terms, end = 0, len(normalize(self.part.prefix_text))
         for span, number in sorted(spans):
             term = self.terms[number]
-            if (own := _own_words(self._text, term, span, end)) is not None:
-                _, end = own
+            own = _own_words(self._text, term, span, end_of_terms)
+            if own is not None:
+                end_of_terms = own[1]
+                end = max(end, end_of_terms)
                 continue
             start = max(span[0], end)
-            end = max(span[1], start)
+            end = end_of_terms = max(span[1], start)
             form = term.forms[0]
             places.append(_Place(term=term, start=start, end=end, form=form))
         return places
@@ -184,6 +187,11 @@ def _scored(
         )
         translations.append(detokenize([hypothesis], translator.tokenizer, [text]))
     return translations
+
+
+def _has_letters(text: str) -> bool:
+    """Return whether a text has a letter or a digit."""
+    return any(map(str.isalnum, text))
 
 
 def _own_words(text: str, term: Occurrence, span: Span, start: int) -> Span | None:

@@ -138,6 +138,20 @@ def test_a_mark_that_attends_to_a_term_stays() -> None:
     assert draft.written() == "eine neu Leuchte, obwohl"
 
 
+def test_a_mark_can_be_a_term() -> None:
+    term = Occurrence(start=4, end=5, forms=("!",), is_kept=False)
+    found = Translation(text="da.", score=0.0, hypotheses=())
+    draft = _Draft(PART, 0, "here.", [term], found)
+    draft.places = draft.missing(np.eye(2, 3, dtype=np.float32))
+    assert draft.written() == "da!"
+
+
+def test_a_form_in_the_prefix_counts(attending_by_place: Translator) -> None:
+    with_term = attending_by_place.with_glossary({"two": "acht"})
+    plain = attending_by_place.translate("one two three", prefixes="eins acht")
+    assert with_term.translate("one two three", prefixes="eins acht") == plain
+
+
 def test_a_form_at_the_beginning_has_a_capital_unless_the_term_is_kept(
     translator: Translator,
 ) -> None:
