@@ -1,6 +1,7 @@
 """Settings of a run: read from TOML files, `key=value` options and run records."""
 
 import json
+import re
 import tomllib
 import types
 import typing
@@ -23,6 +24,11 @@ class UnknownSettingError(ConfigError):
 
 MAX_WHOLE = 2**53
 """Whole numbers up to this one are exact as floats."""
+PLAIN_WORDS = {"none": None, "true": True, "false": False}
+"""Values of words, in any case, that are assigned as in Python: TOML lacks the first,
+and has the others in lower case alone."""
+DECIMAL = re.compile(r"[+-]?(?:\d+\.|\d*\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+"""Pattern of a decimal number; TOML needs digits on both sides of the point."""
 LONGEST_SHOWN = 80
 """Maximum number of characters of a value in an error message."""
 
@@ -313,14 +319,17 @@ def _bounds(kind: type) -> dict[str, Bounds]:
 
 
 def _value(text: str) -> Any:
-    """Parse a TOML value; a bare word is a string, and `none` is None."""
-    if text.lower() == "none":
-        return None
+    """Parse a TOML value; a bare word is a string, and `none` is None.
+
+    Numbers such as .5 and words such as True, which TOML lacks, are read as well.
+    """
+    if text.lower() in PLAIN_WORDS:
+        return PLAIN_WORDS[text.lower()]
     try:
         [value] = tomllib.loads(f"value = {text}").values()  # no further lines
         return value
     except (ValueError, RecursionError):
-        return text
+        return float(text) if DECIMAL.fullmatch(text) else text
 
 
 def _checked(key: str, value: Any, expected: Any, where: str) -> Any:

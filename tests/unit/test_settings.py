@@ -36,6 +36,10 @@ def value(config: RunConfig, key: str) -> object:
     [
         ("model.dropout=0.25", "model.dropout", 0.25),
         ("model.dropout=0", "model.dropout", 0.0),
+        ("model.dropout=.25", "model.dropout", 0.25),
+        ("training.learning_rate_scale=2.", "training.learning_rate_scale", 2.0),
+        ("training.epsilon=1.e-8", "training.epsilon", 1e-8),
+        ("model.output_bias=True", "model.output_bias", True),
         ("model.num_layers=3", "model.num_layers", 3),
         ("batching.source_tokens=1_000", "batching.source_tokens", 1000),
         ("model.positions=learned", "model.positions", "learned"),
