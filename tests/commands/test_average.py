@@ -82,6 +82,46 @@ def test_checkpoints_before_updates_by_reward_are_averaged_by_request_alone(
     assert is_mean(tmp_path / "both", members)
 
 
+@pytest.mark.parametrize("missing", ["step-00000010", "step-00000020"])
+def test_a_run_that_lacks_one_of_its_last_checkpoints_is_not_averaged(
+    refuses: Callable[..., str], run: Path, tmp_path: Path, missing: str
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    lacking = tmp_path / "run" / "checkpoints" / missing
+    shutil.rmtree(lacking)
+    message = refuses("average", tmp_path / "run", "--out", tmp_path / "model")
+    assert message == (
+        f"{lacking}: must be averaged with the run's other checkpoints, but is "
+        "missing; restore it, or name the others in place of the run."
+    )
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_missing_checkpoint_that_is_not_counted_is_not_needed(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-00000010")
+    options = ("--last", 1, "--out", tmp_path / "model")
+    succeeds("average", tmp_path / "run", *options)
+    assert is_mean(tmp_path / "model", [run / "checkpoints" / "step-00000020"])
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_run_without_a_log_or_killed_in_a_save_has_the_checkpoints_that_exist(
+    succeeds: Callable[..., str], run: Path, tmp_path: Path, is_killed: bool
+) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    log = tmp_path / "run" / "log.jsonl"
+    if is_killed:
+        line = json.dumps({"kind": "saved", "step": 30})
+        log.write_text(f"{log.read_text()}{line}\n")
+    else:
+        log.unlink()
+    succeeds("average", tmp_path / "run", "--out", tmp_path / "model")
+    assert is_mean(tmp_path / "model", sorted((run / "checkpoints").iterdir()))
+
+
 def test_a_run_and_a_folder_are_averaged_together_and_named(
     succeeds: Callable[..., str], run: Path, tmp_path: Path
 ) -> None:

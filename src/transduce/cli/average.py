@@ -6,7 +6,7 @@ from transduce.checkpoint import average as average_checkpoints
 from transduce.checkpoint import load_model, save_model
 from transduce.cli.terminal import warn
 from transduce.errors import CheckpointError, ConfigError, counted
-from transduce.experiments.run_folder import is_run, settings_of
+from transduce.experiments.run_folder import SAVED, RunFolder, is_run
 from transduce.experiments.run_training import is_by_reward, last_of_phase
 from transduce.files import (
     maker_of,
@@ -98,13 +98,27 @@ def _members(path: Path, last: int | None) -> list[Path]:
             f"--last must be from 1 to {len(saved)}, the checkpoints that {path} "
             f"holds, but is {last}; a run keeps training.keep_checkpoints of them."
         )
-    training = settings_of(path).training
-    if last is None:
-        return last_of_phase(saved, training)
-    members = saved[-last:]
+    folder, config = RunFolder.open(path)
+    logged = folder.saved_checkpoints()
+    if _is_unfinished(logged[-1], folder):
+        logged.pop()
+    training = config.training
+    members = last_of_phase(logged, training) if last is None else logged[-last:]
+    for member in members:
+        if not member.exists():
+            raise CheckpointError(
+                f"{member}: must be averaged with the run's other checkpoints, but is "
+                "missing; restore it, or name the others in place of the run."
+            )
     if len({is_by_reward(member, training) for member in members}) > 1:
         warn(
             f"some of the last {last} checkpoints of {path} are from before its "
             "updates by reward; leave out --last to average only those after."
         )
     return members
+
+
+def _is_unfinished(checkpoint: Path, folder: RunFolder) -> bool:
+    """Whether a run has only begun to save a checkpoint, and may have been killed."""
+    kinds = [entry["kind"] for entry in folder.log.read()]
+    return kinds[-1:] == [SAVED] and not checkpoint.exists()

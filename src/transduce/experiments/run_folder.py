@@ -66,6 +66,7 @@ from transduce.model_folder import (
     STOPPED,
     checkpoints_of,
     newest_first,
+    step_of,
 )
 from transduce.settings import (
     UnknownSettingError,
@@ -297,6 +298,15 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Existing checkpoints of the schedule, oldest first."""
         return checkpoints_of(self.path)
+
+    def saved_checkpoints(self) -> list[Path]:
+        """Checkpoints of the schedule that exist or that the log has, oldest first.
+
+        Those that newer ones have replaced are among them.
+        """
+        # Older versions did not log checkpoints.
+        logged = {self.checkpoint(entry["step"]) for entry in self.log.entries(SAVED)}
+        return sorted(logged.union(self.checkpoints()), key=step_of)
 
     def require_checkpoints(self) -> None:
         """Raise `CheckpointError` if all checkpoints of the run have been removed.

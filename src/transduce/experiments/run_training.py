@@ -385,13 +385,8 @@ class RunCheckpoints:
 
         Raises `CheckpointError` if one is missing or damaged.
         """
-        # Older versions did not log checkpoints.
-        logged = {
-            self._folder.checkpoint(entry["step"])
-            for entry in self._folder.log.entries(SAVED)
-        }
-        paths = sorted(logged.union(self._folder.checkpoints()), key=step_of)
-        last = last_of_phase(paths, self._config.training)
+        saved = self._folder.saved_checkpoints()
+        last = last_of_phase(saved, self._config.training)
         return [self._averaged(path) for path in last]
 
     def _averaged(self, path: Path) -> Checkpoint:
