@@ -25,15 +25,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias, cast
 import numpy as np
 from jaxtyping import Bool, Float, Integer, Num, UInt8, UInt64
 
-from transduce.data.cleaning_rules import (
-    CODES,
-    NAMES,
-    CleaningConfig,
-    PairRules,
+from transduce.data.cleaning_rules import CODES, NAMES, CleaningConfig, PairRules
+from transduce.data.corpus_files import (
+    CorpusFiles,
+    empty_corpus,
     pair_digests,
+    require_files,
     text_digest,
 )
-from transduce.data.corpus_files import CorpusFiles, empty_corpus, require_files
 from transduce.errors import ConfigError, DataError, RequestError
 from transduce.files import MADE_BY, atomic_directory, without_infinity
 from transduce.machine import require_number_of_processes, usable_cores

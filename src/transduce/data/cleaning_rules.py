@@ -11,15 +11,11 @@ import unicodedata
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from html.entities import html5
 from operator import eq
 from typing import NamedTuple
 
-import numpy as np
-from jaxtyping import UInt64
-
-from transduce.data.corpus_files import ANY_MARK, MARKS
+from transduce.data.corpus_files import ANY_MARK, MARKS, text_digest
 from transduce.errors import ConfigError, unknown_name
 from transduce.settings import convert_and_check, require_between
 from transduce.text.corpus import MAX_LINE_BYTES, is_iso_2022
@@ -33,7 +29,6 @@ from transduce.text.languages import (
     english_name,
     script_letters,
 )
-from transduce.text.tokenizer import normalize
 
 RULES = {
     "not-text": "A line is not UTF-8, is in ISO-2022, holds a NUL byte, or is above a "
@@ -729,19 +724,3 @@ def _is_same_year(one: str, other: str, calendars: Container[int]) -> bool:
 def _is_same_hour(one: str, other: str) -> bool:
     earlier, later = sorted((int(one[:20]), int(other[:20])))
     return later - earlier == NOON and later < 2 * NOON
-
-
-DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
-"""Multiplier that combines two digests; odd, so that no information is lost."""
-
-
-def text_digest(text: str) -> int:
-    """64-bit digest of a text after normalization."""
-    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())
-
-
-def pair_digests(
-    source: UInt64[np.ndarray, " pairs"], target: UInt64[np.ndarray, " pairs"]
-) -> UInt64[np.ndarray, " pairs"]:
-    """Combine the digests of both sides."""
-    return source * DIGEST_FACTOR + target

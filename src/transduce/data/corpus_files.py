@@ -18,6 +18,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from jaxtyping import UInt64
+
 from transduce.data.corpus_mixture import CorpusConfig
 from transduce.errors import ConfigError, DataError, counted
 from transduce.files import path_of
@@ -597,3 +600,19 @@ def _translated_sources(
     translation."""
     for pair in read_pairs(source, target):
         yield pair.source if pair.target.strip() else ""
+
+
+DIGEST_FACTOR = np.uint64(0x9E3779B97F4A7C15)
+"""Multiplier that combines two digests; odd, so that no information is lost."""
+
+
+def text_digest(text: str) -> int:
+    """64-bit digest of a text after normalization."""
+    return int.from_bytes(blake2b(normalize(text).encode(), digest_size=8).digest())
+
+
+def pair_digests(
+    source: UInt64[np.ndarray, " pairs"], target: UInt64[np.ndarray, " pairs"]
+) -> UInt64[np.ndarray, " pairs"]:
+    """Combine the digests of both sides."""
+    return source * DIGEST_FACTOR + target

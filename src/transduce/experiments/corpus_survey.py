@@ -16,13 +16,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 from jaxtyping import Bool, Integer, Num, Shaped, UInt64
 
-from transduce.data.cleaning_rules import (
-    code_points,
+from transduce.data.cleaning_rules import code_points, text_fault
+from transduce.data.corpus_files import (
+    MARKS,
+    CorpusStatistics,
+    TextFigures,
     pair_digests,
     text_digest,
-    text_fault,
 )
-from transduce.data.corpus_files import MARKS, CorpusStatistics, TextFigures
 from transduce.data.dataset import Dataset, EncodedSide
 from transduce.data.prepared_corpus import (
     PairCounts,

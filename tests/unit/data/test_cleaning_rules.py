@@ -368,7 +368,7 @@ def test_letters_of_unspaced_scripts_count_as_half_words() -> None:
 
 
 def test_sources_of_the_dev_text_are_dropped_whatever_their_spaces() -> None:
-    from transduce.data.cleaning_rules import text_digest
+    from transduce.data.corpus_files import text_digest
 
     digests = frozenset([text_digest("A dog  barks. ")])
     rules = PairRules(CleaningConfig(), "en", "de", digests)
