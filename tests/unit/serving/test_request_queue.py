@@ -28,6 +28,7 @@ from transduce.serving.served_models import (
     search_for,
     translate_documents,
 )
+from waiting import PATIENCE_S
 
 LINES = ["one", "two three", "", "four five six seven", "eight eight"]
 
@@ -321,7 +322,7 @@ def test_a_caller_of_a_busy_model_times_out(queue: RequestQueue) -> None:
 def test_other_work_that_does_not_end_times_out(
     queue: RequestQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_queue, "STUCK_AFTER_S", 0.0)
+    monkeypatch.setattr(request_queue, "STUCK_AFTER_S", PATIENCE_S)
     ends = threading.Event()
 
     async def ask() -> None:
@@ -329,6 +330,8 @@ def test_other_work_that_does_not_end_times_out(
         with pytest.raises(TimeLimitError):
             await queue.run(ends.wait, within(0.5))
         await asyncio.sleep(0.01)
+        assert not queue.is_stuck
+        monkeypatch.setattr(request_queue, "STUCK_AFTER_S", 0.0)
         assert queue.is_stuck
         with pytest.raises(OverdueError):
             await queue.run(lambda: 1, within(0.05))
