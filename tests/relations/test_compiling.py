@@ -140,6 +140,7 @@ def test_compiled_layers_compute_the_same_and_each_kind_is_compiled_once(
     assert not counters["graph_break"]
 
 
+@pytest.mark.usefixtures("capturing")
 def test_compiled_layers_leave_the_scan_of_recurrent_units_uncompiled(
     batcher, tiny, cpu
 ):
