@@ -386,7 +386,9 @@ def test_a_line_that_is_too_long_is_found_anywhere(file):
         texts(path)
 
 
-@pytest.mark.parametrize("size", [1, 5, 6, MAX_LINE_BYTES + 5, 3 * MAX_LINE_BYTES])
+@pytest.mark.parametrize(
+    "size", [1, 3, 4, 5, 6, MAX_LINE_BYTES + 5, 3 * MAX_LINE_BYTES]
+)
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
 def test_the_lines_after_one_that_is_too_long_keep_their_numbers(file, size, end):
     path = file("text", b"a" + end + b"b" * (MAX_LINE_BYTES + size) + end + b"c" + end)

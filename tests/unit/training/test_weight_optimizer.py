@@ -135,6 +135,20 @@ def test_a_restored_optimizer_makes_the_same_updates(tiny, config):
         assert torch.equal(weight, copy.get_parameter(name)), name
 
 
+def test_a_run_that_continues_another_corrects_the_bias_for_the_updates_of_both(tiny):
+    model = Transformer(tiny)
+    optimizer = WeightOptimizer(model, TrainingConfig())
+    moved(model, optimizer, 2)
+    copy = Transformer(tiny)
+    copy.load_state_dict(model.state_dict())
+    restored = WeightOptimizer(copy, TrainingConfig())
+    restored.restore(optimizer.state(), step=0, earlier=2)
+    moved(model, optimizer, 2)
+    moved(copy, restored, 2)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, copy.get_parameter(name)), name
+
+
 PEERS = {
     "sgd": (SGD, {}),
     "momentum": (HEAVY_BALL, {"momentum": 0.9}),
