@@ -9,7 +9,7 @@ next one, which reads it. As in Chen et al. (2020), the best map is the one in w
 most words of both sides choose each other.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from transduce.text.inline_tags import (
     agreement,
     have_same_letters,
     letter_groups,
+    num_letters,
     units,
 )
 from transduce.text.languages import without_invisible
@@ -241,13 +242,20 @@ def word_attention(
     targets = tokenizer.encode_targets([target for _, target in pairs])
     groups: dict[int, tuple[Float32[np.ndarray, "pieces words"], ...]] = {}
     for i, spelt in enumerate(words):
-        pieces = (
-            _letters_of(tokenizer, texts[i], untagged[i]),
-            _letters_of(tokenizer, pairs[i][1], targets[i]),
-        )
         is_short = max(len(sources[i]), len(targets[i])) < MAX_ALIGNED_TOKENS
-        if all(spelt) and is_short and all(map(have_same_letters, spelt, pieces)):
-            of_sides = tuple(map(letter_groups, pieces, spelt))
+        if all(spelt) and is_short:
+            of_sides = (
+                _groups(
+                    tokenizer, tokenizer.encode_sources, texts[i], untagged[i], spelt[0]
+                ),
+                _groups(
+                    tokenizer,
+                    tokenizer.encode_targets,
+                    pairs[i][1],
+                    targets[i],
+                    spelt[1],
+                ),
+            )
             if all(each.any(axis=0).all() for each in of_sides):
                 groups[i] = of_sides
     order = list(groups)
@@ -275,8 +283,25 @@ def _between_words(
     return np.ascontiguousarray(means.T @ to_words, dtype=np.float32)
 
 
-def _letters_of(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
-    """Return the letters of a text that each of its tokens stands for."""
+def _groups(
+    tokenizer: Tokenizer,
+    encode: Callable[[Sequence[str]], list[list[int]]],
+    text: str,
+    ids: Sequence[int],
+    words: Sequence[str],
+) -> Float32[np.ndarray, "pieces words"]:
+    """Return the share of each token's letters that belong to each word of a text.
+
+    All are 0 if the tokens do not spell the words. `encode` is that of the text's side.
+    """
     if isinstance(tokenizer, WordTokenizer):  # whose piece of unknown words is <unk>
-        return tokenizer.split(text)
-    return tokenizer.pieces(ids)
+        pieces = tokenizer.split(text)
+    else:
+        pieces = tokenizer.pieces(ids)
+    if not have_same_letters(words, pieces):
+        # Models of SentencePiece write three points for an ellipsis, for example.
+        encoded = map(tokenizer.pieces, encode(words))
+        words = ["x" * sum(map(num_letters, each)) for each in encoded]
+    if not have_same_letters(words, pieces):
+        return np.zeros((len(pieces), len(words)), dtype=np.float32)
+    return letter_groups(pieces, words)

@@ -358,7 +358,7 @@ def letter_groups(
     groups = np.zeros((len(pieces), len(words)), dtype=np.float32)
     place = 0
     for i, piece in enumerate(pieces):
-        end = place + _num_letters(piece)
+        end = place + num_letters(piece)
         if end > place:
             owners = word_of[place:end]
         elif piece.strip() or place == len(word_of):
@@ -377,10 +377,10 @@ def have_same_letters(words: Sequence[str], pieces: Sequence[str]) -> bool:
 
     Some tokenizers drop unknown characters.
     """
-    return sum(map(len, words)) == sum(map(_num_letters, pieces))
+    return sum(map(len, words)) == sum(map(num_letters, pieces))
 
 
-def _num_letters(piece: str) -> int:
+def num_letters(piece: str) -> int:
     """Return the number of letters that begin in a piece."""
     if byte := BYTE.fullmatch(piece):
         return int(int(byte[1], 16) & 0xC0 != 0x80)

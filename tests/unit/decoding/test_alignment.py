@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from itertools import islice, product
+from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,8 @@ from transduce.decoding.alignment import (
 )
 from transduce.decoding.translator import Translator
 from transduce.errors import CheckpointError, RequestError
+from transduce.model.config import ModelConfig
+from transduce.text.sentence_pieces import tokenizer_of_model
 from transduce.text.tokenizer import Tokenizer
 
 
@@ -137,6 +141,34 @@ def test_a_word_of_invisible_characters_alone_has_no_links(
     assert len(other.source) == 3
     moved = {0: 0, 1: 2}
     assert other.links == tuple((moved[i], j) for i, j in plain.links)
+
+
+def test_words_that_the_tokenizer_rewrites_are_aligned(
+    corpus: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """SentencePiece writes three points for an ellipsis, and knows few characters."""
+    with (tmp_path / "my.model").open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*corpus[0], *corpus[1], "one..."]),
+            model_writer=file,
+            vocab_size=60,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+    tokenizer = tokenizer_of_model(tmp_path / "my.model")
+    torch.manual_seed(1)
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size, num_layers=1, d_model=8, d_ff=8, num_heads=1,
+        d_k=8, d_v=8,
+    )  # fmt: skip
+    weights = build(config).state_dict()
+    checkpoint = Checkpoint(config=config, weights=weights, tokenizer=tokenizer, step=1)
+    found = Translator(checkpoint, "cpu").align(
+        "one\u2026 \u4e2d two", "eins\u2026 zwei"
+    )
+    assert found.source == ("one\u2026", "\u4e2d", "two")
+    assert found.links
+    assert {j for _, j in found.links} <= {0, 1}
 
 
 def test_a_trained_model_aligns_words(
