@@ -395,7 +395,8 @@ def test_the_lines_after_one_that_is_too_long_keep_their_numbers(file, size, end
     first, long, last = read_lines(path)
     assert (first.content, last.content, last.number) == (b"a", b"c", 3)
     assert len(long.content) > MAX_LINE_BYTES
-    assert set(long.content) == set(b"b")
+    # Where the line is cut, the first half of its end may be left.
+    assert set(long.content.removesuffix(b"\r")) == set(b"b")
 
 
 def test_a_missing_file_is_reported(tmp_path):
