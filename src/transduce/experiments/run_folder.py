@@ -327,11 +327,16 @@ class RunFolder:
 
     def no_checkpoint_error(self) -> CheckpointError:
         """Error for a run that has no usable checkpoint to continue from."""
-        remedy = START_FROM_RUN if self.last_model.is_dir() else START_OVER
         return CheckpointError(
             f"{self.path / CHECKPOINTS}: must hold the run's newest checkpoint, from "
-            f"which it continues, but holds none to use; restore it, or {remedy}."
+            "which it continues, but holds none to use; restore it, or "
+            f"{self.remedy_without_checkpoint}."
         )
+
+    @property
+    def remedy_without_checkpoint(self) -> str:
+        """Phrase of an error for what to do with a run that cannot be continued."""
+        return START_FROM_RUN if self.last_model.is_dir() else START_OVER
 
     @property
     def stopped(self) -> Path:

@@ -285,7 +285,8 @@ class RunCheckpoints:
         if saved and num_damaged == len(saved):
             raise CheckpointError(
                 f"{self._folder.path}: no checkpoint can be used; all are set aside in "
-                f"{self._folder.path / CHECKPOINTS}. Start another run."
+                f"{self._folder.path / CHECKPOINTS}; restore one, or "
+                f"{self._folder.remedy_without_checkpoint}."
             )
 
     def _load(self, checkpoint: Path) -> TrainingPoint:
