@@ -13,7 +13,7 @@ from pathlib import Path
 from transduce.errors import DataError, RequestError
 from transduce.settings import shown
 from transduce.text.corpus import read_text, require_characters
-from transduce.text.inline_tags import is_within_word, units
+from transduce.text.inline_tags import is_within_character, is_within_word
 from transduce.text.languages import without_invisible
 from transduce.text.tokenizer import normalize
 
@@ -28,7 +28,7 @@ class Occurrence:
     forms: tuple[str, ...]
     """Translations, one of which must be used."""
     is_kept: bool
-    """Whether the term itself is its only translation, in this spelling."""
+    """Whether the term itself is its only translation, as the text spells it."""
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -63,13 +63,19 @@ class Glossary:
             # Sources are read without invisible characters.
             own = _words_of(without_invisible(_words_of(term)))
             self._forms[own] = tuple(dict.fromkeys(map(_words_of, several)))
-        self._spellings: dict[str, dict[str, str]] = {}
-        """Spellings of terms, and the terms, by the first word of a spelling."""
+        self._spellings: dict[str, str] = {}
+        """Terms by their spellings."""
+        lengths: dict[str, set[int]] = {}
         for term in self._forms:
             # A term with the capital of another one counts as itself.
-            for spelling in {term, capitalized(term)}:
+            for spelling in (term, capitalized(term)):
                 own = spelling if spelling in self._forms else term
-                self._spellings.setdefault(_first_word(spelling), {})[spelling] = own
+                self._spellings[spelling] = own
+                lengths.setdefault(spelling[0], set()).add(len(spelling))
+        self._lengths = {
+            first: sorted(several, reverse=True) for first, several in lengths.items()
+        }
+        """Lengths of spellings by their first character, the longest first."""
 
     def __len__(self) -> int:
         return len(self._forms)
@@ -81,24 +87,29 @@ class Glossary:
         that begin at one place the longest counts, and none overlaps another.
         """
         found: list[Occurrence] = []
-        for start, word_end in units(text):
-            known = self._spellings.get(text[start:word_end])
-            if known is None or (found and start < found[-1].end):
-                continue
-            here = [each for each in known if _is_word_at(text, each, start)]
-            if here:
-                spelling = max(here, key=len)
-                term = known[spelling]
-                forms = self._forms[term]
+        place = 0
+        while place < len(text):
+            if spelling := self._spelling_at(text, place):
+                term = self._spellings[spelling]
+                is_kept = self._forms[term] == (term,)
                 found.append(
                     Occurrence(
-                        start=start,
-                        end=start + len(spelling),
-                        forms=forms,
-                        is_kept=forms == (term,),
+                        start=place,
+                        end=place + len(spelling),
+                        forms=(spelling,) if is_kept else self._forms[term],
+                        is_kept=is_kept,
                     )
                 )
+            place += max(len(spelling), 1)
         return found
+
+    def _spelling_at(self, text: str, place: int) -> str:
+        """Return the longest spelling of a term at a place; empty if there is none."""
+        for length in self._lengths.get(text[place], ()):
+            spelling = text[place : place + length]
+            if spelling in self._spellings and _is_word_at(text, spelling, place):
+                return spelling
+        return ""
 
     def digest(self) -> str:
         """Return a checksum of the contents."""
@@ -120,9 +131,7 @@ def read_glossary(path: Path) -> dict[str, list[str]]:
         if not any(fields):
             continue
         term, *translations = without_invisible(fields[0]), *fields[1:]
-        if len(translations) > 1 or not all(units(each) for each in fields if each):
-            term = ""
-        if not term:
+        if not term or len(translations) > 1:
             raise DataError(
                 f"{path}:{number:,}: a line must have a term and, after a tab, its "
                 f"translation, but is {shown(line)}; correct or remove it."
@@ -152,15 +161,10 @@ def find_word(text: str, word: str, start: int = 0) -> int:
 
 def _is_word_at(text: str, word: str, place: int) -> bool:
     """Return whether a word stands at a place, and is not a part of a longer one."""
-    end = place + len(word)
-    return text.startswith(word, place) and not (
-        is_within_word(text, place) or is_within_word(text, end)
+    ends = place, place + len(word)
+    return text.startswith(word, place) and not any(
+        is_within_word(text, each) or is_within_character(text, each) for each in ends
     )
-
-
-def _first_word(text: str) -> str:
-    (start, end), *_ = units(text)
-    return text[start:end]
 
 
 def _words_of(text: object) -> str:
@@ -170,7 +174,7 @@ def _words_of(text: object) -> str:
             f"Terms and their translations must be strings, but one is {shown(text)}."
         )
     require_characters(text)
-    if not units(normal := normalize(text)):
+    if not (normal := normalize(text)):
         raise RequestError(
             f"Terms and their translations must have words, but one is {shown(text)}."
         )

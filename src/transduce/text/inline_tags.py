@@ -147,16 +147,19 @@ def units(text: str) -> tuple[Span, ...]:
     spans: list[Span] = []
     for match in UNIT.finditer(text):
         start, end = match.span()
-        if spans and spans[-1][1] == start and _continues(text, start):
+        if spans and spans[-1][1] == start and is_within_character(text, start):
             start, _ = spans.pop()
         spans.append((start, end))
     return tuple(spans)
 
 
-def _continues(text: str, at: int) -> bool:
-    """Return whether a character is a part of the one before it, as a vowel sign is."""
-    is_mark = unicodedata.category(text[at])[0] == "M"
-    return is_mark or text[at] in JOINED or text[at - 1] in JOINERS
+def is_within_character(text: str, place: int) -> bool:
+    """Return whether a place in a text is before a sign that belongs to the character
+    before it, as a vowel sign does."""
+    if not 0 < place < len(text):
+        return False
+    is_mark = unicodedata.category(text[place])[0] == "M"
+    return is_mark or text[place] in JOINED or text[place - 1] in JOINERS
 
 
 def is_within_word(text: str, place: int) -> bool:

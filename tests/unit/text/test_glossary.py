@@ -1,6 +1,7 @@
 """A glossary finds its terms in a text."""
 
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -41,6 +42,25 @@ def test_terms_of_scripts_without_spaces_are_found_within_text() -> None:
     assert found_in("我们喝红酒吧。", {"红酒": "red wine"}) == ["红酒"]
 
 
+def test_signs_and_emoji_beside_a_term_are_no_part_of_it() -> None:
+    terms: dict[str, str | list[str]] = {"lamp": "Leuchte", "🎉": "🎊", "👩": "Frau"}
+    text = "lamp🎉 lamp™ →lamp 🎉🎉 👩 👩\u200d🔬"
+    assert found_in(text, terms) == ["lamp", "🎉", "lamp", "lamp", "🎉", "🎉", "👩"]
+
+
+def test_the_beginning_of_a_character_is_no_term() -> None:
+    # The vowel of Thai is written in one with the consonant before it.
+    assert len(found_in("กกำ กก", {"กก": "k"})) == 1
+
+
+def test_terms_that_begin_alike_are_not_compared_one_by_one() -> None:
+    glossary = Glossary({f"the {i:05}": "das" for i in range(50_000)})
+    text = "the 00000 " * 2_000
+    started = process_time()
+    assert len(glossary.terms_in(text)) == 2_000
+    assert process_time() - started < 2  # 10 s and more if all are compared
+
+
 def test_terms_and_translations_are_normalized() -> None:
     glossary = Glossary({"cafe\u0301  au lait": ["Milch\u00a0Kaffee"]})
     [found] = glossary.terms_in("café au lait")
@@ -48,9 +68,12 @@ def test_terms_and_translations_are_normalized() -> None:
 
 
 def test_a_kept_term_has_no_other_spelling() -> None:
-    [kept, other] = Glossary({"git": "git", "lamp": "licht"}).terms_in("git lamp")
+    glossary = Glossary({"git": "git", "lamp": "licht"})
+    [kept, other] = glossary.terms_in("git lamp")
     assert kept.is_kept
     assert kept.spellings == ("git",)
+    [with_capital] = glossary.terms_in("Git")
+    assert with_capital.spellings == ("Git",)
     assert other.spellings == ("licht", "Licht")
 
 
