@@ -39,9 +39,10 @@ if TYPE_CHECKING:
 
 MAX_POSITIONS = 2_048
 """Largest batch of pairs whose words are linked, in positions, padding included."""
-MAX_ALIGNED_TOKENS = 256
+MAX_ALIGNED_TOKENS = 700
 """Longest sentence whose words are linked by attention, which grows with the square of
-its length; longer sentences are translated in parts."""
+its length. Sources are translated in parts of at most 600 tokens, if these are
+characters, and by default a translation has at most 50 more."""
 CHOOSING_PAIRS = 256
 """Number of pairs by which the best map of a model is chosen."""
 
@@ -77,7 +78,7 @@ def align_pairs(
     """Yield the word alignment of each source and target, in order.
 
     The first pairs decide which layer of the model aligns. A pair has no links if a
-    side is empty, has more than 256 tokens, or has characters that the tokenizer drops.
+    side is empty, has 700 or more tokens, or has characters that the tokenizer drops.
     Raises `RequestError` if the model has no cross-attention, and `CheckpointError` if
     it outputs NaN.
     """
@@ -220,13 +221,15 @@ def word_attention(
     translator: "Translator",
     pairs: Sequence[tuple[str, str]],
     words: Sequence[Words],
+    sources: Sequence[list[int]] | None = None,
 ) -> Iterator[tuple[int, Float32[np.ndarray, "maps target source_and_end"]]]:
     """Yield the number of a pair, and the attention of target words to source words.
 
     There is a map for each layer at the step that writes a word, then one for each
     layer at the step that reads it; the last source word is the end token. Pairs with
-    an empty side, with more than 256 tokens, or whose words the tokens do not spell are
-    left out. In an ensemble, the attention is that of the first model. Raises
+    an empty side, with 700 tokens or more, or whose words the tokens do not spell are
+    left out. `sources` has the tokens of each source, by default with the tags of the
+    translator. In an ensemble, the attention is that of the first model. Raises
     `RequestError` if the model has no cross-attention.
     """
     attention = translator.cross_attention
@@ -238,7 +241,8 @@ def word_attention(
     tokenizer = translator.tokenizer
     texts = [without_invisible(source) for source, _ in pairs]
     untagged = tokenizer.encode_sources(texts)
-    sources = translator.source_ids(texts)
+    if sources is None:
+        sources = translator.source_ids(texts)
     targets = tokenizer.encode_targets([target for _, target in pairs])
     groups: dict[int, tuple[Float32[np.ndarray, "pieces words"], ...]] = {}
     for i, spelt in enumerate(words):

@@ -11,16 +11,23 @@ as dynamic beam allocation (Post and Vilar, 2018), put them beside the model's o
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
+from unicodedata import category
 
 import numpy as np
 from jaxtyping import Float32
 
-from transduce.decoding.alignment import spelt, symmetrized, word_attention
+from transduce.decoding.alignment import (
+    MAX_ALIGNED_TOKENS,
+    spelt,
+    symmetrized,
+    word_attention,
+)
 from transduce.decoding.batched_search import score_pairs
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import Part, Translation, detokenize
+from transduce.errors import counted, warn_caller
 from transduce.search_config import SearchConfig
 from transduce.text.glossary import Glossary, Occurrence, capitalized, find_word
 from transduce.text.inline_tags import Span, agreement, units
@@ -40,25 +47,45 @@ def with_terms(
 ) -> Iterator[tuple[int, Translation]]:
     """Yield the translations that are found, with the terms that their sources have.
 
-    `found` has the number of each part and its translation. A translation in which
-    terms are placed has one hypothesis, whose score is as in the search by the config.
-    Terms stay out of a translation whose words cannot be aligned: see `word_attention`.
+    `found` has the number of each part and its translation. A translation of a source
+    with terms has one hypothesis, whose score is as in the search by the config. Terms
+    stay out of a translation whose words cannot be aligned, with a `TransduceWarning`:
+    see `word_attention`.
     """
     drafts = []
     for number, translation in found:
         source = normalize(parts[number].text)
         terms = glossary.terms_in(source) if translation.text else []
         if terms:
-            drafts.append(_Draft(parts[number], number, source, terms, translation))
+            only = replace(translation, hypotheses=translation.hypotheses[:1])
+            drafts.append(_Draft(parts[number], number, source, terms, only))
         else:
             yield number, translation
     pairs = [(each.source, each.translation.text) for each in drafts]
     words = [(spelt(a, units(a)), spelt(b, units(b))) for a, b in pairs]
-    for i, maps in word_attention(translator, pairs, words):
+    # A line may have the tag of another language than the translator puts before it.
+    sources = [each.part.source for each in drafts]
+    unaligned = dict(enumerate(drafts))
+    for i, maps in word_attention(translator, pairs, words, sources):
         best = maps[agreement(maps[..., :-1]).argmax()]
         drafts[i].places = drafts[i].missing(best)
+        del unaligned[i]
+    if unaligned:
+        lines = sorted({each.part.line + 1 for each in unaligned.values()})
+        warn_caller(
+            f"{counted(len(lines), 'line')}, the first of them line {lines[0]:,}, may "
+            "lack terms of the glossary: the words of a translation could not be "
+            f"aligned, as it has {MAX_ALIGNED_TOKENS} or more tokens, or characters "
+            "that the vocabulary lacks."
+        )
     for k in range(max((len(each.places) for each in drafts), default=0)):
-        chosen = [each for each in drafts if k < len(each.places)]
+        # The score of the last form is that of the translation.
+        chosen = [
+            each
+            for each in drafts
+            if k < len(each.places)
+            and (k == len(each.places) - 1 or len(each.places[k].term.forms) > 1)
+        ]
         _choose_form(translator, chosen, k, config)
     for each in drafts:
         yield each.number, each.translation
@@ -95,32 +122,57 @@ class _Draft:
     ) -> list[_Place]:
         """Return places for the terms that the translation lacks.
 
-        None overlaps another, the words of a term that it has, or the prefix.
+        None overlaps another, or the words of a term that it has. Words of the prefix
+        stay, so no place is for a term that they translate.
         """
         source, target = units(self.source), units(self._text)
         links = symmetrized(attention)
-        are_words = [_has_letters(self._text[slice(*span)]) for span in target]
+        are_words = [_is_word(self._text[slice(*span)]) for span in target]
         between_words = {(i, j) for i, j in links if are_words[j]}
         spans = []
         for number, term in enumerate(self.terms):
-            is_word = _has_letters(self.source[term.start : term.end])
+            is_word = _is_word(self.source[term.start : term.end])
             own_links = between_words if is_word else links  # so marks beside it stay
             span = _place_of(term, source, target, own_links, attention)
             spans.append((span, number))
+        spans.sort()
+        own = self._own_words(spans)
         places = []
-        end_of_terms, end = 0, len(normalize(self.part.prefix_text))
-        for span, number in sorted(spans):
-            term = self.terms[number]
-            own = _own_words(self._text, term, span, end_of_terms)
-            if own is not None:
-                end_of_terms = own[1]
-                end = max(end, end_of_terms)
+        prefix_end = end = len(normalize(self.part.prefix_text))
+        for (start, stop), number in spans:
+            if number in own or start < min(stop, prefix_end):
                 continue
-            start = max(span[0], end)
-            end = end_of_terms = max(span[1], start)
-            form = term.forms[0]
-            places.append(_Place(term=term, start=start, end=end, form=form))
+            start = max(start, end)
+            stop = max(stop, start)
+            for first, last in sorted(own.values()):
+                if first < stop and start < last:
+                    start, stop = (
+                        (start, first) if start < first else (last, max(stop, last))
+                    )
+            term = self.terms[number]
+            places.append(_Place(term=term, start=start, end=stop, form=term.forms[0]))
+            end = stop
         return places
+
+    def _own_words(self, spans: Sequence[tuple[Span, int]]) -> dict[int, Span]:
+        """Return where terms stand in the translation, by their numbers.
+
+        A term has the words at its place, or else those elsewhere that no other term
+        has: attention may miss them. A single character elsewhere is often a part of
+        another word, as in Chinese.
+        """
+        own: dict[int, Span] = {}
+        for is_near in (True, False):
+            for span, number in spans:
+                free = (
+                    each
+                    for each in _spelt_at(self._text, self.terms[number])
+                    if not any(_overlap(each, other) for other in own.values())
+                    and (_overlap(each, span) if is_near else each[1] - each[0] > 1)
+                )
+                if number not in own and (first := next(free, None)) is not None:
+                    own[number] = first
+        return own
 
     def written(self) -> str:
         """Return the translation with all terms in their forms."""
@@ -132,8 +184,8 @@ class _Draft:
             if is_added or place.start == end:
                 text = text.rstrip()
                 text += space_between(text, place.form)
-            is_first = not text and not place.term.is_kept
-            text += capitalized(place.form) if is_first else place.form
+            is_small = text or place.term.is_kept or self._text[0].islower()
+            text += place.form if is_small else capitalized(place.form)
             end = place.end
             if is_added and not is_before_mark:
                 rest = self._text[end:].lstrip()
@@ -189,21 +241,22 @@ def _scored(
     return translations
 
 
-def _has_letters(text: str) -> bool:
-    """Return whether a text has a letter or a digit."""
-    return any(map(str.isalnum, text))
+def _is_word(text: str) -> bool:
+    """Return whether a text has a letter, a digit or an emoji."""
+    return any(each.isalnum() or category(each) == "So" for each in text)
 
 
-def _own_words(text: str, term: Occurrence, span: Span, start: int) -> Span | None:
-    """Return where a form of a term stands at a span, and not before `start`."""
-    for spelling in term.spellings:
-        place = start
-        while (place := find_word(text, spelling, place)) >= 0:
-            end = place + len(spelling)
-            if place < span[1] and span[0] < end:
-                return place, end
-            place = end
-    return None
+def _spelt_at(text: str, term: Occurrence) -> Iterator[Span]:
+    """Yield the places of the forms of a term in a text."""
+    for spelling in dict.fromkeys(term.spellings):
+        place = -1
+        while (place := find_word(text, spelling, place + 1)) >= 0:
+            yield place, place + len(spelling)
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    """Return whether two spans overlap; an empty one is that of its next character."""
+    return one[0] < max(other[1], other[0] + 1) and other[0] < one[1]
 
 
 def _place_of(
@@ -215,17 +268,19 @@ def _place_of(
 ) -> Span:
     """Return the place of the translation's words for a term.
 
-    They are the longest run of the words that are linked to it. Without a link, it is
-    the empty place before the word that attends to it most.
+    They are the longest run of words that are linked to it, with marks and other words
+    without links between them. Without a link, it is the empty place before the word
+    that attends to it most.
     """
-    own = [i for i, (start, _) in enumerate(source) if term.start <= start < term.end]
+    own = [i for i, (a, b) in enumerate(source) if a < term.end and term.start < b]
     linked = sorted({j for i, j in links if i in own})
     if not linked:
         at = target[int(attention[:, own].sum(axis=1).argmax())][0]
         return at, at
+    of_any = {j for _, j in links}
     runs = [[linked[0]]]
     for j in linked[1:]:
-        if j == runs[-1][-1] + 1:
+        if of_any.isdisjoint(range(runs[-1][-1] + 1, j)):
             runs[-1].append(j)
         else:
             runs.append([j])

@@ -10,12 +10,14 @@ import torch
 
 from transduce.architectures.config import ByteNetConfig
 from transduce.checkpoint import Checkpoint, build
+from transduce.decoding.alignment import MAX_ALIGNED_TOKENS
 from transduce.decoding.terms import _Draft, _Place
 from transduce.decoding.translations import MAX_SOURCE_TOKENS, Part, Translation
 from transduce.decoding.translator import Translator
-from transduce.errors import RequestError
+from transduce.errors import RequestError, TransduceWarning
 from transduce.search_config import SearchConfig
-from transduce.text.glossary import Occurrence, find_word
+from transduce.text.glossary import Glossary, Occurrence, find_word
+from transduce.text.inline_tags import units
 from transduce.text.tokenizer import Tokenizer
 
 PART = Part(line=0, number=0, source=[5], prefix=[])
@@ -62,6 +64,16 @@ def test_lines_without_terms_are_translated_as_without_the_glossary(
     assert len(found[0].hypotheses) == 1
 
 
+def test_a_line_whose_terms_stand_already_has_one_hypothesis_as_well(
+    translator: Translator,
+) -> None:
+    search = SearchConfig(beam_size=4, num_best=3)
+    [plain] = translator.translate_stream(["one two"], search)
+    with_term = translator.with_glossary({"two": plain.text.split()[0]})
+    [found] = with_term.translate_stream(["one two"], search)
+    assert found.hypotheses == plain.hypotheses[:1]
+
+
 def test_a_translation_that_has_the_terms_stays(translator: Translator) -> None:
     [word, *_] = (text := translator.translate("one two").text).split()
     both = {"one two": text, "two": [word]}
@@ -97,7 +109,7 @@ def test_the_word_that_attends_to_a_term_is_replaced(
         num_tokens = len(before.hypotheses[0].tokens)
         if words.count("two") == 1 and len(words) == len(expected) == num_tokens:
             place = words.index("two")
-            expected[place] = "paar" if place else "Paar"
+            expected[place] = "paar"
             assert after.text == " ".join(expected)
             num_placed += 1
     assert num_placed > 3
@@ -152,11 +164,77 @@ def test_a_form_in_the_prefix_counts(attending_by_place: Translator) -> None:
     assert with_term.translate("one two three", prefixes="eins acht") == plain
 
 
-def test_a_form_at_the_beginning_has_a_capital_unless_the_term_is_kept(
-    translator: Translator,
+@pytest.mark.parametrize(
+    ("text", "is_kept", "expected"),
+    [
+        ("Lampe fiel", False, "Leuchte fiel"),
+        ("2 fielen", False, "Leuchte fielen"),
+        ("Lampe fiel", True, "leuchte fiel"),
+        ("lampe fiel", False, "leuchte fiel"),
+    ],
+)
+def test_a_form_at_the_beginning_has_a_capital_unless_that_is_small_or_kept(
+    text: str, is_kept: bool, expected: str
 ) -> None:
-    assert translator.with_glossary({"two": "paar"}).translate("two").text[0] == "P"
-    assert translator.with_glossary({"two": "two"}).translate("two").text[0] == "t"
+    term = Occurrence(start=0, end=4, forms=("leuchte",), is_kept=is_kept)
+    place = _Place(term=term, start=0, end=text.index(" "), form="leuchte")
+    found = Translation(text=text, score=0.0, hypotheses=())
+    assert _Draft(PART, 0, "lamp", [term], found, [place]).written() == expected
+
+
+def written(
+    source: str, text: str, terms: dict[str, str], attended: list[int], prefix: str = ""
+) -> str:
+    """Return a translation, whose units attend to those of the source, with terms."""
+    part = PART._replace(prefix_text=prefix)
+    found = Translation(text=text, score=0.0, hypotheses=())
+    draft = _Draft(part, 0, source, Glossary(terms).terms_in(source), found)
+    attention = np.eye(len(units(source)) + 1, dtype=np.float32)[attended]
+    draft.places = draft.missing(attention)
+    return draft.written()
+
+
+def test_a_term_replaces_words_with_marks_and_unlinked_words_between_them() -> None:
+    terms = {"the foreign minister": "Außenminister", "fell because": "fiel, da"}
+    text = "Minister für Auswärtige Dinge sprach"
+    source = "the foreign minister spoke"
+    assert written(source, text, terms, [2, 4, 1, 1, 3]) == "Außenminister sprach"
+    assert written("it fell because", "es fiel um, weil", terms, [0, 1, 1, 3, 2]) == (
+        "es fiel, da"
+    )
+
+
+def test_a_form_that_attention_misses_is_not_written_again() -> None:
+    text, terms = "eine Leuchte fiel", {"lamp": "Leuchte"}
+    assert written("a lamp fell", text, terms, [1, 0, 2]) == text
+
+
+def test_an_emoji_in_the_translation_is_not_written_again() -> None:
+    assert (
+        written("a 🎉 fell", "eine 🎊 fiel", {"🎉": "🎊"}, [0, 1, 2]) == "eine 🎊 fiel"
+    )
+
+
+def test_each_place_of_a_term_has_words_of_its_own() -> None:
+    text = "Leuchte und Lampe"
+    terms = {"lamp": "Leuchte"}
+    assert written("lamp and lamp", text, terms, [2, 1, 0]) == "Leuchte und Leuchte"
+
+
+@pytest.mark.parametrize("word", ["Leuchte", "Lampe", "Lam"])
+def test_a_term_that_the_prefix_translates_is_not_written_again(word: str) -> None:
+    text = f"die {word} fiel, als die Lampe kam"
+    source, terms = "the lamp fell when the lamp came", {"lamp": "Leuchte"}
+    attended = [0, 1, 2, 7, 3, 4, 5, 6]
+    assert written(source, text, terms, attended, f"die {word[:3]}") == (
+        f"die {word} fiel, als die Leuchte kam"
+    )
+
+
+def test_a_character_of_another_word_is_no_translation_of_a_term() -> None:
+    assert written("人喝酒", "wine or 酒吧 wine", {"酒": "酒"}, [3, 3, 0, 3, 2]) == (
+        "wine or 酒吧 酒"
+    )
 
 
 def test_a_line_does_not_depend_on_others(
@@ -190,6 +268,46 @@ def test_long_lines_have_the_terms_of_all_their_parts(translator: Translator) ->
     found = translator.with_glossary({"two": "paar"}).translate(source, beam_size=1)
     assert found.num_parts > 1
     assert num_words(found.text, ("paar", "Paar")) >= found.num_parts
+
+
+def test_terms_are_placed_by_the_tag_of_their_line(
+    tagged_checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator = Translator(tagged_checkpoint, "cpu").into("de")
+    plain = translator.cross_attention
+    first_tokens: set[int] = set()
+    assert plain is not None
+
+    def attention(
+        _: Translator, sources: list[list[int]], targets: list[list[int]]
+    ) -> list[np.ndarray]:
+        first_tokens.update(source[0] for source in sources)
+        return plain(sources, targets)
+
+    monkeypatch.setattr(Translator, "cross_attention", attention)
+    lines = [">>fr<< one two", "one two"]
+    translator.with_glossary({"two": "paar"}).translate(lines, min_length=1)
+    tags = map(translator.tokenizer.tag_id, (">>fr<<", ">>de<<"))
+    assert first_tokens == {*tags}
+
+
+def test_a_translation_longer_than_its_source_has_the_terms(
+    translator: Translator,
+) -> None:
+    with_term = translator.with_glossary({"two": "paar"})
+    found = with_term.translate("two", beam_size=1, min_length=300, max_length=400)
+    assert find_word(found.text, "paar") >= 0
+
+
+def test_a_translation_that_cannot_be_aligned_is_named(translator: Translator) -> None:
+    length = SearchConfig(
+        beam_size=1, min_length=MAX_ALIGNED_TOKENS, max_length=MAX_ALIGNED_TOKENS + 50
+    )
+    lines = ["one", "two"]
+    plain = list(translator.translate_stream(lines, length))
+    with_term = translator.with_glossary({"two": "paar"})
+    with pytest.warns(TransduceWarning, match="1 line, the first of them line 2, may"):
+        assert list(with_term.translate_stream(lines, length)) == plain
 
 
 def test_an_ensemble_has_a_glossary_too(
