@@ -12,6 +12,7 @@
  * columns, row by row. Panels at the edges of a matrix are filled up with zeros. */
 #include "gemm/fp32_product.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -295,6 +296,7 @@ static void multiply_cells(void *shared, int64_t first, int64_t end, int worker)
     const Grid *g = shared;
     const td_product *p = g->product;
     Arena arena = {p->workspace + worker * td_product_workspace(), 0};
+    assert(arena.block); /* one without a block only counts */
     const ProductWorkspace work = take_product_workspace(&arena);
     for (int64_t cell = first; cell < end; cell++) {
         const int64_t down = cell / g->cells_across, across = cell % g->cells_across;

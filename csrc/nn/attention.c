@@ -1,6 +1,7 @@
 /* Multi-head attention of training. */
 #include "nn/attention.h"
 
+#include <assert.h>
 #include <float.h>
 #include <math.h>
 
@@ -158,10 +159,18 @@ static void multiply_into(HeadResult to, StridedMatrix a, Matrix b, int64_t rows
                           unrounded + row * columns);
 }
 
+/* State which arrays are not NULL: all that have a row. */
+static void assert_inputs(const td_attention *a)
+{
+    assert(a->key_value);
+    assert(a->queries == 0 || (a->query && a->weights));
+}
+
 /* S = Q K^T, P = softmax(scale S) and O = Dropout(P) V for some heads (equation 1). */
 static void forward_heads(void *shared, int64_t first, int64_t end, int worker)
 {
     const td_attention *a = shared;
+    assert_inputs(a);
     const HeadWorkspace work = head_workspace(a, worker);
     for (int64_t item = first; item < end; item++) {
         const Head head = head_of(a, item, a->query, a->key_value, a->output);
@@ -189,6 +198,7 @@ static void forward_heads(void *shared, int64_t first, int64_t end, int worker)
 static void backward_heads(void *shared, int64_t first, int64_t end, int worker)
 {
     const td_attention *a = shared;
+    assert_inputs(a);
     const HeadWorkspace work = head_workspace(a, worker);
     for (int64_t item = first; item < end; item++) {
         const Head head = head_of(a, item, a->query, a->key_value, a->output);

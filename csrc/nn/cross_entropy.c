@@ -58,10 +58,10 @@ static void differentiate_logit_row(const td_cross_entropy *c, int64_t row,
 
 /* One of two passes over a token: its logits, and sums over them, lane by lane. */
 typedef struct {
-    float *logits;
     vec sums;     /* of the logits */
     vec powers;   /* sums of e^(logit - max) */
     vec products; /* sums of e^(logit - max) (logit - logit of the other pass) */
+    float *logits;
     float max;
     float log_total;  /* log of the sum of e^logit */
     float divergence; /* D(p, q) from this pass's distribution to the other's */

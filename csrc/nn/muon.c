@@ -1,6 +1,7 @@
 /* Updates of matrices by Muon. */
 #include "nn/muon.h"
 
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -266,6 +267,7 @@ static void update_matrices(void *shared, int64_t first, int64_t end, int worker
 {
     const td_muon *m = shared;
     Arena arena = {m->workspace + worker * td_muon_workspace(m), 0};
+    assert(arena.block); /* one without a block only counts */
     const MuonWorkspace work = take_muon_workspace(m, &arena);
     for (int64_t item = first; item < end; item++)
         update_matrix(m, item, work);
