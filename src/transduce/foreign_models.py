@@ -434,8 +434,8 @@ def _without_weights(folder: Path) -> str:
         if (folder / name).is_file():
             return (
                 f"has only {name}, the weights of {framework}; install {framework} and "
-                "`transformers` below version 5, and convert it with: "
-                f"{_conversion(folder, f', {option}=True')}"
+                "`transformers` below version 5 in an environment of their own, and "
+                f"convert it there with: {_conversion(folder, f', {option}=True')}"
             )
     beside = chain(folder.glob("*"), folder.glob("*/*"))
     if converted := sorted(each for each in beside if each.suffix in CONVERTED):
