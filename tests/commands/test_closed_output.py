@@ -11,7 +11,9 @@ from threading import Thread
 
 import pytest
 
+import transduce.cli
 from fork_server import PROGRAM, ForkServer, fork_server
+from transduce.cli import PRINTS_RESULT
 from transduce.experiments.run_folder import RunFolder
 from waiting import wait_until
 
@@ -154,6 +156,20 @@ def test_only_a_result_on_standard_output_needs_it_open(tmp_path: Path) -> None:
     assert "Standard output must be open" in in_json
     assert "Standard output must be open" in as_dash
     assert "missing: must be a model" in in_a_file
+
+
+def test_commands_whose_output_is_standard_output_need_it_open() -> None:
+    folder = Path(transduce.cli.__file__).parent
+    writing = {
+        each.stem
+        for each in folder.glob("*.py")
+        if "- is standard output, the default" in each.read_text(encoding="utf-8")
+    }
+    assert {"translate", "align"} < writing
+    files = ("--source", "a.en", "--target", "a.de")
+    ended = shell('"$@" >&-', *TRANSDUCE, "align", "missing", *files)
+    assert "Standard output must be open" in ended.stderr
+    assert writing <= PRINTS_RESULT
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])

@@ -258,6 +258,7 @@ PRINTS_RESULT = {
     "translate",
     "sample",
     "score",
+    "align",
     "evaluate",
     "parse",
     "evaluate_parses",

@@ -133,8 +133,8 @@ def translate(
     shortlist
         Choose among the candidates of the model's shortlist, which `transduce
         shortlist` makes: faster, with nearly the same translations. Scores are then
-        normalized over the candidates of a line. Lines with a prefix or with terms are
-        translated with the whole vocabulary.
+        normalized over the candidates of a line, but over the whole vocabulary if terms
+        are placed in it. Lines with a prefix are translated with the whole vocabulary.
     nbest
         Number of different translations of each line, best first, one per line. Blank
         lines stand for missing ones; a line translated in parts has only one. The

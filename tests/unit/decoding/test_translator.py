@@ -698,16 +698,18 @@ def test_lines_are_independent_only_where_the_native_library_decodes(
 ) -> None:
     def found(precision: PrecisionChoice) -> list[int]:
         translator = Translator(trained_checkpoint, CPU, precision=precision)
+        with_term = translator.with_glossary({"two": "paar"})
         return [
-            interdependent_lines(translator, with_scores=with_scores)
-            for with_scores in (False, True)
+            interdependent_lines(translator, with_scores=False),
+            interdependent_lines(translator, with_scores=True),
+            interdependent_lines(with_term, with_scores=False),
         ]
 
-    assert found("fp32") == [1, 1]
-    assert found("int8") == [1, WINDOW_LINES]
-    assert found("bf16") == [WINDOW_LINES, WINDOW_LINES]
+    assert found("fp32") == [1, 1, 1]
+    assert found("int8") == [1, WINDOW_LINES, WINDOW_LINES]
+    assert found("bf16") == [WINDOW_LINES] * 3
     monkeypatch.setattr("transduce.decoding.backend.api", lambda: None)
-    assert found("fp32") == [WINDOW_LINES, WINDOW_LINES]
+    assert found("fp32") == [WINDOW_LINES] * 3
 
 
 @pytest.mark.parametrize("beam_size", [1, 4])
