@@ -43,6 +43,7 @@ from transduce.serving.messages import FORM, JSON, RefusedError, TranslateReques
 from transduce.text.corpus import read_text
 from transduce.text.inline_tags import links_by_place
 from transduce.text.markup import split_html
+from transduce.text.pair_changes import with_typos
 from transduce.text.splitting import sentences, split_long, split_text
 from transduce.text.tokenizer import learn_tokenizer, normalize
 from transduce.text.vocabulary import TokenizerConfig
@@ -309,6 +310,7 @@ def entries() -> dict[str, Callable[[str], object]]:
         "running text, zh": lambda text: running(text, "zh"),
         "overlong line": lambda text: split_long(text, 250, count),
         "normalization": normalize,
+        "typos": lambda text: with_typos(text, random.Random(1)),
         "byte-pair tokenizer": tokenizers["bpe"].encode,
         "word-piece tokenizer": tokenizers["word-piece"].encode,
         "Penn words": penn_words,

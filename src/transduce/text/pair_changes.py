@@ -158,8 +158,10 @@ TYPO_SHARE = 0.1
 _LETTER = rf"(?![{UNSPACED_LETTERS}])[^\W\d_][{WORD_MARKS}]*"
 TYPED_LETTER = re.compile(_LETTER)
 """Pattern of a letter of a script with spaces, with its marks, such as vowel signs."""
-TYPED_WORD = re.compile(rf"(?:{_LETTER}){{3,}}")
-"""Pattern of words that may have a typo: three such letters."""
+TAG_OR_TYPED_WORD = re.compile(
+    rf"(?:{TAG_IN_TEXT.pattern})|(?P<word>(?:{_LETTER}){{3,}})"
+)
+"""Pattern of a tag, or of a word that may have a typo: three such letters."""
 
 
 def with_typos(text: str, random: Random) -> str:
@@ -168,18 +170,16 @@ def with_typos(text: str, random: Random) -> str:
     Two letters are swapped, one is left out, doubled, or that of a neighbouring key.
     Tags, digits and scripts without spaces between words stay.
     """
-    tags = [tag.span() for tag in TAG_IN_TEXT.finditer(text)]
-    words = [
-        word.span()
-        for word in TYPED_WORD.finditer(text)
-        if not any(start <= word.start() < end for start, end in tags)
-    ]
+    found = TAG_OR_TYPED_WORD.finditer(text)
+    words = [each.span() for each in found if each["word"]]
     if not words:
         return text
     number = max(sum(random.random() < TYPO_SHARE for _ in words), 1)
+    parts, rest = [], len(text)  # from the end
     for start, end in sorted(random.sample(words, number), reverse=True):
-        text = text[:start] + _mistyped(text[start:end], random) + text[end:]
-    return text
+        parts += [text[end:rest], _mistyped(text[start:end], random)]
+        rest = start
+    return "".join([text[:rest], *reversed(parts)])
 
 
 def _mistyped(word: str, random: Random) -> str:

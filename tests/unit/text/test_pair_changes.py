@@ -153,11 +153,12 @@ def test_marks_at_the_end_are_left_out_on_both_sides_or_neither(
     assert without_end(pair(source, target)) == pair(*changed)
 
 
-def test_signs_without_a_word_are_changed_in_linear_time():
+def test_signs_and_tags_without_a_word_are_changed_in_linear_time():
     begin = time.process_time()
     assert in_case("- " * 25_000 + "5", "title") == "- " * 25_000 + "5"
     unchanged = pair("." * 50_000 + "a", "a.")
     assert without_end(unchanged) == unchanged
+    assert with_typos("<div>" * 20_000, Random(1)) == "<div>" * 20_000
     assert time.process_time() - begin < 5
 
 
