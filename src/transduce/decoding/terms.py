@@ -167,8 +167,8 @@ class _Draft:
                 free = (
                     each
                     for each in _spelt_at(self._text, self.terms[number])
-                    if not any(_overlap(each, other) for other in own.values())
-                    and (_overlap(each, span) if is_near else each[1] - each[0] > 1)
+                    if (_overlap(each, span) if is_near else each[1] - each[0] > 1)
+                    and not any(_overlap(each, other) for other in own.values())
                 )
                 if number not in own and (first := next(free, None)) is not None:
                     own[number] = first
