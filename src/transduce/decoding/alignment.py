@@ -21,13 +21,13 @@ from transduce.decoding.search import require_numbers
 from transduce.errors import RequestError
 from transduce.text.corpus import full_windows
 from transduce.text.inline_tags import (
-    Span,
     WordLinks,
     agreement,
     have_same_letters,
     letter_groups,
     num_letters,
     units,
+    words_at,
 )
 from transduce.text.languages import without_invisible
 from transduce.text.shortlist import ALIGNED_WORD
@@ -114,15 +114,15 @@ class _Split:
     def of(cls, source: str, target: str) -> "_Split":
         sides = ALIGNED_WORD.findall(source), ALIGNED_WORD.findall(target)
         # Translators read no invisible characters of a source.
-        spelt = (
+        letters = (
             [_letters(without_invisible(word)) for word in sides[0]],
             [_letters(word) for word in sides[1]],
         )
-        numbers = [[i for i, word in enumerate(side) if word] for side in spelt]
+        numbers = [[i for i, word in enumerate(side) if word] for side in letters]
         return cls(
             source=tuple(sides[0]),
             target=tuple(sides[1]),
-            words=(list(filter(None, spelt[0])), list(filter(None, spelt[1]))),
+            words=(list(filter(None, letters[0])), list(filter(None, letters[1]))),
             numbers=(numbers[0], numbers[1]),
         )
 
@@ -142,14 +142,20 @@ def _best_map(
     pairs: Sequence[tuple[str, str]],
     words: Sequence[Words],
 ) -> int | None:
-    """Return the number of the map whose words agree most; None without any map."""
+    """Return the number of the map whose words agree most.
+
+    None if no pair can be aligned.
+    """
     usable = [i for i, (source, target) in enumerate(words) if source and target]
-    first = usable[:CHOOSING_PAIRS]
-    found = word_attention(
-        translator, [pairs[i] for i in first], [words[i] for i in first]
-    )
-    agreements = [agreement(maps[..., :-1]) for _, maps in found]
-    return int(np.sum(agreements, axis=0).argmax()) if agreements else None
+    for start in range(0, len(usable), CHOOSING_PAIRS):
+        first = usable[start : start + CHOOSING_PAIRS]
+        found = word_attention(
+            translator, [pairs[i] for i in first], [words[i] for i in first]
+        )
+        # None of them may be short enough, or in the characters of the vocabulary.
+        if agreements := [agreement(maps[..., :-1]) for _, maps in found]:
+            return int(np.sum(agreements, axis=0).argmax())
+    return None
 
 
 def symmetrized(attention: Float32[np.ndarray, "target source_and_end"]) -> set[Link]:
@@ -199,7 +205,7 @@ def attended_links(
         return found
     spans = [(units(source), units(target)) for source, target in pairs]
     words = [
-        (spelt(pair[0], source), spelt(pair[1], target))
+        (words_at(pair[0], source), words_at(pair[1], target))
         for pair, (source, target) in zip(pairs, spans, strict=True)
     ]
     for i, maps in word_attention(translator, pairs, words):
@@ -210,11 +216,6 @@ def attended_links(
             source=source, target=target, source_of=tuple(best.argmax(axis=-1).tolist())
         )
     return found
-
-
-def spelt(text: str, spans: Sequence[Span]) -> list[str]:
-    """Return the words of a text by their spans."""
-    return [text[start:end] for start, end in spans]
 
 
 def word_attention(
@@ -245,19 +246,23 @@ def word_attention(
         sources = translator.source_ids(texts)
     targets = tokenizer.encode_targets([target for _, target in pairs])
     groups: dict[int, tuple[Float32[np.ndarray, "pieces words"], ...]] = {}
-    for i, spelt in enumerate(words):
+    for i, (of_source, of_target) in enumerate(words):
         is_short = max(len(sources[i]), len(targets[i])) < MAX_ALIGNED_TOKENS
-        if all(spelt) and is_short:
+        if of_source and of_target and is_short:
             of_sides = (
                 _groups(
-                    tokenizer, tokenizer.encode_sources, texts[i], untagged[i], spelt[0]
+                    tokenizer,
+                    tokenizer.encode_sources,
+                    texts[i],
+                    untagged[i],
+                    of_source,
                 ),
                 _groups(
                     tokenizer,
                     tokenizer.encode_targets,
                     pairs[i][1],
                     targets[i],
-                    spelt[1],
+                    of_target,
                 ),
             )
             if all(each.any(axis=0).all() for each in of_sides):

@@ -20,7 +20,6 @@ from jaxtyping import Float32
 
 from transduce.decoding.alignment import (
     MAX_ALIGNED_TOKENS,
-    spelt,
     symmetrized,
     word_attention,
 )
@@ -30,7 +29,7 @@ from transduce.decoding.translations import Part, Translation, detokenize
 from transduce.errors import counted, warn_caller
 from transduce.search_config import SearchConfig
 from transduce.text.glossary import Glossary, Occurrence, capitalized, find_word
-from transduce.text.inline_tags import Span, agreement, units
+from transduce.text.inline_tags import Span, agreement, units, words_at
 from transduce.text.splitting import space_between
 from transduce.text.tokenizer import normalize
 
@@ -48,9 +47,9 @@ def with_terms(
     """Yield the translations that are found, with the terms that their sources have.
 
     `found` has the number of each part and its translation. A translation of a source
-    with terms has one hypothesis, whose score is as in the search by the config. Terms
-    stay out of a translation whose words cannot be aligned, with a `TransduceWarning`:
-    see `word_attention`.
+    with terms has one hypothesis, whose score is that of the config, but without a
+    penalty of coverage. Terms stay out of a translation whose words cannot be aligned,
+    with a `TransduceWarning`: see `word_attention`.
     """
     drafts = []
     for number, translation in found:
@@ -62,7 +61,7 @@ def with_terms(
         else:
             yield number, translation
     pairs = [(each.source, each.translation.text) for each in drafts]
-    words = [(spelt(a, units(a)), spelt(b, units(b))) for a, b in pairs]
+    words = [(words_at(a, units(a)), words_at(b, units(b))) for a, b in pairs]
     # A line may have the tag of another language than the translator puts before it.
     sources = [each.part.source for each in drafts]
     unaligned = dict(enumerate(drafts))

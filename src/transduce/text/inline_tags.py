@@ -198,7 +198,7 @@ class _Guess:
 
     def __init__(self, source: str, target: str, tags: SentenceTags) -> None:
         self.sources, self.targets = units(source), units(target)
-        self._words = _words(source, self.sources), _words(target, self.targets)
+        self._words = words_at(source, self.sources), words_at(target, self.targets)
         self._is_word = [
             [any(map(str.isalnum, word)) for word in words] for words in self._words
         ]
@@ -400,13 +400,16 @@ def agreement(
     return (back == np.arange(weights.shape[-2])).sum(axis=-1, dtype=np.float32)
 
 
-def _words(text: str, spans: Sequence[Span]) -> list[str]:
+def words_at(text: str, spans: Sequence[Span]) -> list[str]:
+    """Return the words of a text by their spans."""
     return [text[start:end] for start, end in spans]
 
 
 def _num_words(text: str) -> int:
     """Count words with letters; two characters of a script without spaces are one."""
-    words = [word for word in _words(text, units(text)) if any(map(str.isalpha, word))]
+    words = [
+        word for word in words_at(text, units(text)) if any(map(str.isalpha, word))
+    ]
     num_characters = sum(UNSPACED_UNIT.match(word) is not None for word in words)
     return len(words) - num_characters // 2
 

@@ -189,6 +189,14 @@ def test_a_pair_without_links_is_blank(translator: Translator) -> None:
     assert found[3].links == ((0, 0),)
 
 
+def test_pairs_that_cannot_be_aligned_choose_no_layer(translator: Translator) -> None:
+    long = " ".join(["one"] * MAX_ALIGNED_TOKENS)
+    pairs = [(long, "eins")] * CHOOSING_PAIRS + [("one", "eins")]
+    *others, last = align_pairs(translator, pairs)
+    assert not any(each.links for each in others)
+    assert last.links == ((0, 0),)
+
+
 def test_the_first_pairs_choose_the_layer_for_all(
     translator: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
