@@ -223,7 +223,7 @@ class SearchConfig:
     def limit(self, source_length: int, minimum: int = 0) -> int:
         """Return the maximum output length in tokens, for a source of that length.
 
-        The end token counts on both sides. The limit is at least `least`.
+        The end token counts on both sides. The limit is at least `minimum`.
         """
         limit = source_length + self.extra_length
         if self.max_length is not None:

@@ -435,7 +435,7 @@ class _Source:
     text: str
     ids: list[int]
     min_limit: int
-    """Least length limit: that of some tree, end token included; 0 for text."""
+    """Smallest length limit: that of some tree, end token included; 0 for text."""
 
     @classmethod
     def read(cls, translator: Translator, text: str) -> "_Source":
