@@ -30,7 +30,7 @@ worker process that is killed, an export whose proof fails.
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
@@ -186,6 +186,14 @@ def counted(number: int, noun: str, several: str | None = None) -> str:
     `several` is the plural; the default appends "s" to the noun.
     """
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
+def listed_lines(numbers: Sequence[int]) -> str:
+    """Format the numbers of lines: "line 5", or "3 lines, the first of them line 5"."""
+    first = f"line {numbers[0]:,}"
+    if len(numbers) == 1:
+        return first
+    return f"{counted(len(numbers), 'line')}, the first of them {first}"
 
 
 def unknown_name(

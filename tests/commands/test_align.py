@@ -61,7 +61,7 @@ def test_pairs_that_cannot_be_aligned_are_blank_and_named(
     outcome = command("align", model, *files)
     assert outcome.code == 0
     assert outcome.out == "0-0\n\n\n\n"
-    assert "2 lines, the first of them line 2, could not be aligned" in outcome.err
+    assert "no links for 2 lines, the first of them line 2: a side has" in outcome.err
 
 
 def test_files_of_unequal_length_are_refused(

@@ -13,6 +13,7 @@ from transduce.errors import (
     counted,
     duration,
     in_seconds,
+    listed_lines,
     percent,
     shortened,
 )
@@ -29,6 +30,11 @@ def test_a_noun_follows_its_number(number: int, expected: str) -> None:
 
 def test_a_noun_may_have_another_plural() -> None:
     assert [counted(n, "batch", "batches") for n in (1, 2)] == ["1 batch", "2 batches"]
+
+
+def test_the_only_line_of_a_list_is_not_counted() -> None:
+    assert listed_lines([1_000]) == "line 1,000"
+    assert listed_lines([2, 5]) == "2 lines, the first of them line 2"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from transduce.cli.terminal import warn
 from transduce.decoding.alignment import MAX_ALIGNED_TOKENS, align_pairs
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translator import load, require_translation
-from transduce.errors import counted
+from transduce.errors import listed_lines
 from transduce.text.corpus import read_pairs
 
 
@@ -89,7 +89,7 @@ def align(
                 unlinked.append(number)
     if unlinked:
         warn(
-            f"{counted(len(unlinked), 'line')}, the first of them line {unlinked[0]:,},"
-            f" could not be aligned and left blank: a side has {MAX_ALIGNED_TOKENS} or "
-            "more tokens, or characters that the vocabulary lacks."
+            f"there are no links for {listed_lines(unlinked)}: a side has "
+            f"{MAX_ALIGNED_TOKENS} or more tokens, or characters that the vocabulary "
+            "lacks."
         )

@@ -26,7 +26,7 @@ from transduce.decoding.alignment import (
 from transduce.decoding.batched_search import score_pairs
 from transduce.decoding.search import Hypothesis
 from transduce.decoding.translations import Part, Translation, detokenize
-from transduce.errors import counted, warn_caller
+from transduce.errors import listed_lines, warn_caller
 from transduce.search_config import SearchConfig
 from transduce.text.glossary import Glossary, Occurrence, capitalized, find_word
 from transduce.text.inline_tags import Span, agreement, units, words_at
@@ -72,10 +72,10 @@ def with_terms(
     if unaligned:
         lines = sorted({each.part.line + 1 for each in unaligned.values()})
         warn_caller(
-            f"{counted(len(lines), 'line')}, the first of them line {lines[0]:,}, may "
-            "lack terms of the glossary: the words of a translation could not be "
-            f"aligned, as it has {MAX_ALIGNED_TOKENS} or more tokens, or characters "
-            "that the vocabulary lacks."
+            f"Terms of the glossary may be missing in {listed_lines(lines)}: words of "
+            "the source and the translation could not be aligned, as a side has "
+            f"{MAX_ALIGNED_TOKENS} or more tokens, or characters that the vocabulary "
+            "lacks."
         )
     for k in range(max((len(each.places) for each in drafts), default=0)):
         # The score of the last form is that of the translation.
