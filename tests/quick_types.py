@@ -24,8 +24,9 @@ CHECKER = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 CHECKED_CALLS = 100
 """Calls of a function in one test whose types are checked. Later ones are those of a
 loop, such as the steps of a search, and checking them takes a fifth of the time."""
-CALLS: dict[FunctionType, int] = {}
-"""Checked calls of each function in the current test."""
+CALLS: dict[int, int] = {}
+"""Checked calls of each function in the current test, by the identity of its code: an
+inner function as a key would keep alive what it refers to."""
 NOT_GIVEN = object()
 
 
@@ -69,14 +70,15 @@ def _checked(fn: FunctionType) -> Callable[..., Any] | None:
     typed.__annotations__ = hints
     typed.__module__, typed.__qualname__ = fn.__module__, fn.__qualname__
     checked = CHECKER(typed)
+    code = id(fn.__code__)
 
     @wraps(fn)
     def call(*args: Any, **given: Any) -> Any:
         __tracebackhide__ = True
-        number = CALLS.get(fn, 0)
+        number = CALLS.get(code, 0)
         if number >= CHECKED_CALLS or jaxtyping.config.jaxtyping_disable:
             return fn(*args, **given)
-        CALLS[fn] = number + 1
+        CALLS[code] = number + 1
         if axes:
             with AXES:
                 return checked(*args, **given)

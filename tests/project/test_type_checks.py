@@ -1,5 +1,7 @@
 """The quick checks of types find what jaxtyping's own would find."""
 
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -79,6 +81,23 @@ def test_types_of_the_first_calls_in_each_test_are_checked(number: int) -> None:
     with pytest.raises(TypeCheckError):
         half(number + 0.5)  # type: ignore[arg-type]
     assert half(9.0) == 4.5  # type: ignore[arg-type]
+
+
+def called_inner_function() -> weakref.ref[object]:
+    """Return a reference to a function that only this call knows."""
+
+    @checked
+    def inner(value: int) -> int:
+        return value
+
+    inner(1)
+    return weakref.ref(inner.__wrapped__)  # type: ignore[attr-defined]
+
+
+def test_a_checked_inner_function_is_not_kept_alive() -> None:
+    inner = called_inner_function()
+    gc.collect()
+    assert inner() is None
 
 
 @pytest.mark.usefixtures("unchecked_types")
