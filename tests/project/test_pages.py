@@ -1,6 +1,7 @@
 """The documentation names commands, files and code that exist."""
 
 import ast
+import builtins
 import re
 import runpy
 import socket
@@ -23,6 +24,13 @@ RESULTS = sorted((ROOT / "benchmarks" / "results").rglob("*.md"))
 GENERATED = re.compile(r"docs/reference/(?:commands/\S+|[a-z]+)\.md")
 """Pages that only the site has, which tests/commands/test_docs.py looks for."""
 expanded = runpy.run_path(str(ROOT / "scripts" / "docs_source.py"))["expanded"]
+
+
+def _blocks(page: Path) -> list[tuple[str, str, str]]:
+    """Language, title (empty if there is none) and text of a page's blocks of code."""
+    text = page.read_text(encoding="utf-8")
+    fenced = r'^ *``` *(?:{ )?\.?(\w+)(?: title="([^"]+)")?(?: })?\n(.*?)^ *```'
+    return re.findall(fenced, text, flags=re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -52,14 +60,53 @@ def test_a_page_links_only_files_that_exist(page: Path) -> None:
     assert [str(each) for each in places if not GENERATED.fullmatch(str(each))] == []
 
 
-@pytest.mark.parametrize(
-    "page", PAGES[1:], ids=lambda page: str(page.relative_to(ROOT))
-)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_of_a_page_fit_beside_the_menus_of_the_site(page: Path) -> None:
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    wide = [line for line in "".join(blocks).splitlines() if len(line) > COLUMNS]
+    commands = [text for kind, _, text in _blocks(page) if kind in ("sh", "console")]
+    wide = [line for line in "".join(commands).splitlines() if len(line) > COLUMNS]
     assert wide == []
+
+
+def _undefined(code: str) -> set[str]:
+    """Names that a program reads, but neither binds anywhere nor has from Python."""
+    nodes = list(ast.walk(ast.parse(code)))
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    bound = {each.id for each in names if not isinstance(each.ctx, ast.Load)}
+    for node in nodes:
+        match node:
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                bound |= {(each.asname or each.name).split(".")[0] for each in aliases}
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                bound.add(name)
+            case ast.arg(arg=name):
+                bound.add(name)
+    return {each.id for each in names} - bound - set(dir(builtins))
+
+
+@pytest.mark.parametrize(
+    "page",
+    # The notebook's cells continue one another.
+    [page for page in PAGES if page.parent.name != "student"],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
+def test_each_python_program_of_a_page_defines_the_names_that_it_uses(
+    page: Path,
+) -> None:
+    programs = [text for language, _, text in _blocks(page) if language == "python"]
+    included = [text for text in programs if not text.startswith("--8<--")]
+    assert [names for text in included if (names := _undefined(text))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_shows_a_file_before_the_command_that_reads_it(page: Path) -> None:
+    blocks = _blocks(page)
+    early = [
+        title
+        for i, (_, title, _) in enumerate(blocks)
+        for language, _, text in blocks[:i]
+        if title and language == "sh" and re.search(rf"\b{re.escape(title)}\b", text)
+    ]
+    assert early == []
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RESULTS], ids=lambda page: page.name)
@@ -83,6 +130,15 @@ def test_the_methods_that_the_contributors_page_names_exist() -> None:
     }
     assert named
     assert named - defined == set()
+
+
+def test_the_tables_that_the_contributors_page_names_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([A-Z][A-Z_0-9]+)`", text))
+    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    code = "\n".join(each.read_text(encoding="utf-8") for each in sources)
+    assigned = set(re.findall(r"^([A-Z][A-Z_0-9]+)(?:: .*)? = ", code, re.MULTILINE))
+    assert named - assigned == set()
 
 
 @pytest.mark.parametrize(
