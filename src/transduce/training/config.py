@@ -107,10 +107,10 @@ class TrainingConfig:
     """Number of checkpoints that are kept, and averaged at the end (section 6.1). With
     a `reward`, only checkpoints after an update by reward are averaged."""
     best_by: BestBy = "auto"
-    """Metric on the dev corpus that chooses the best checkpoint. Among equal scores the
-    loss decides. auto is F1 for trees; for text it is BLEU, but chrF while too few
-    4-grams match for BLEU, and the loss while chrF is no better than chance. With a
-    `reward`, the best checkpoint is one after an update by reward."""
+    """Metric on the dev corpus that chooses the best checkpoint, by greedy search.
+    Among equal scores the loss decides. auto is F1 for trees; for text it is BLEU, but
+    chrF while too few 4-grams match for BLEU, and the loss while chrF is no better than
+    chance. With a `reward`, the best checkpoint is one after an update by reward."""
     patience: Count | None = None
     """Number of checkpoints without a gain on the dev corpus after which training ends.
     With a `reward`, only checkpoints after an update by reward count. None for no early
