@@ -108,7 +108,10 @@ EARLIER_WORD_PATTERNS = (
     _word_pattern("bpe", joiner=""),
     _word_pattern("word-piece", joiner=""),
 )
-"""Patterns that earlier versions wrote; add the present one here before changing it."""
+"""Patterns that earlier versions wrote; add the present one here before changing it.
+
+A change of the scripts changes those made by `_word_pattern`, too: write these out.
+"""
 
 ALPHABET_CHARACTERS = 10_000_000
 """Maximum number of characters that determine the alphabet."""

@@ -10,6 +10,7 @@ from transduce.architectures.config import (
     WIDTHS,
     ExpertsConfig,
     num_parameters,
+    num_positions,
     scaled,
 )
 from transduce.experiments.presets import PRESETS
@@ -28,6 +29,14 @@ def test_each_whole_number_is_a_width_or_does_not_scale() -> None:
     settings = {each.name: str(each.type) for kind in kinds for each in fields(kind)}
     whole = {name for name, kind in settings.items() if re.search(r"\bint\b", kind)}
     assert whole == {*WIDTHS, *NUMBERS}
+
+
+@pytest.mark.parametrize("kind", CONFIGS.values(), ids=CONFIGS)
+def test_the_number_of_learned_positions_of_a_model_is_known(kind: type) -> None:
+    names = {each.name for each in fields(kind)}
+    learned = {"positions": "learned"} if "positions" in names else {}
+    limit = {"max_positions": 300} if "max_positions" in names else {}
+    assert num_positions(kind(**learned, **limit)) == limit.get("max_positions")
 
 
 @pytest.mark.parametrize(

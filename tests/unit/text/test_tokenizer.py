@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import unicodedata
+from hashlib import sha256
 from pathlib import Path
 from typing import get_args
 
@@ -543,6 +544,22 @@ def test_a_tokenizer_that_cut_words_at_joiners_still_does(tmp_path, monkeypatch)
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     pieces = loaded.pieces(loaded.encode("می\u200cخواهم"))
     assert pieces == [" می", "\u200c", "خواهم"]
+
+
+WRITTEN_PATTERNS = {
+    *("e96f60fe8b23540f", "56d98f372f0e2906", "df76f53e8e6f76e7"),
+    *("00a98f80c7e7f6cc", "9f8d336110f9f31c"),
+}
+"""Digests of the patterns of words in tokenizers that versions up to this one wrote. A
+new pattern is added; none is taken away, as models that have it would not load."""
+
+
+def test_the_patterns_of_all_tokenizers_written_so_far_are_known():
+    now = [module.word_pattern(kind) for kind in get_args(TokenizerKind)]
+    known = {*now, *module.EARLIER_WORD_PATTERNS}
+    assert {
+        sha256(each.encode()).hexdigest()[:16] for each in known
+    } == WRITTEN_PATTERNS
 
 
 def test_most_characters_of_text_without_spaces_are_in_the_alphabet():
