@@ -10,8 +10,10 @@ words, and gains at most 0.5 with known ones. Those that force them at any place
 as dynamic beam allocation (Post and Vilar, 2018), put them beside the model's own.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING
 from unicodedata import category
 
@@ -25,16 +27,28 @@ from transduce.decoding.alignment import (
 )
 from transduce.decoding.batched_search import score_pairs
 from transduce.decoding.search import Hypothesis
-from transduce.decoding.translations import Part, Translation, detokenize
+from transduce.decoding.translations import Pace, Part, Translation, detokenize
 from transduce.errors import listed_lines, warn_caller
+from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.text.glossary import Glossary, Occurrence, capitalized, find_word
-from transduce.text.inline_tags import Span, agreement, units, words_at
+from transduce.text.inline_tags import (
+    Span,
+    agreement,
+    num_letters,
+    units,
+    words_at,
+)
 from transduce.text.splitting import space_between
-from transduce.text.tokenizer import normalize
+from transduce.text.tokenizer import Tokenizer, WordTokenizer, normalize
 
 if TYPE_CHECKING:
     from transduce.decoding.translator import Translator
+
+MAX_VARIANTS = 16
+"""Number of variants of a translation that are scored to choose the forms of its terms,
+unless a single term has more forms. It bounds the cost of a line: with a variant for
+each form of each term, 200 terms would take a hundred times as long as the search."""
 
 
 def with_terms(
@@ -43,14 +57,17 @@ def with_terms(
     parts: Sequence[Part],
     found: Iterable[tuple[int, Translation]],
     config: SearchConfig,
+    pace: Pace,
 ) -> Iterator[tuple[int, Translation]]:
     """Yield the translations that are found, with the terms that their sources have.
 
     `found` has the number of each part and its translation. A translation of a source
     with terms has one hypothesis, whose score is that of the config, but without a
-    penalty of coverage. Terms stay out of a translation whose words cannot be aligned,
-    with a `TransduceWarning`: see `word_attention`.
+    penalty of coverage. Terms stay out of a translation whose words cannot be aligned
+    (see `word_attention`); `pace.on_unplaced` is then called, or else a
+    `TransduceWarning` given. `pace.on_step` is called between batches, too.
     """
+    on_step = pace.on_step or (lambda: None)
     drafts = []
     for number, translation in found:
         source = normalize(parts[number].text)
@@ -69,25 +86,36 @@ def with_terms(
         best = maps[agreement(maps[..., :-1]).argmax()]
         drafts[i].places = drafts[i].missing(best)
         del unaligned[i]
+        on_step()
     if unaligned:
         lines = sorted({each.part.line + 1 for each in unaligned.values()})
-        warn_caller(
-            f"Terms of the glossary may be missing in {listed_lines(lines)}: words of "
-            "the source and the translation could not be aligned, as a side has "
-            f"{MAX_ALIGNED_TOKENS} or more tokens, or characters that the vocabulary "
-            "lacks."
-        )
-    for k in range(max((len(each.places) for each in drafts), default=0)):
-        # The score of the last form is that of the translation.
+        on_unplaced = pace.on_unplaced or _warn_of_unplaced
+        on_unplaced(lines)
+    rounds = {each.number: each.rounds() for each in drafts}
+    for k in range(max(map(len, rounds.values()), default=0)):
         chosen = [
-            each
+            (each, rounds[each.number][k])
             for each in drafts
-            if k < len(each.places)
-            and (k == len(each.places) - 1 or len(each.places[k].term.forms) > 1)
+            if k < len(rounds[each.number])
         ]
-        _choose_form(translator, chosen, k, config)
+        _choose_forms(translator, chosen, config, on_step)
+    unscored = [each for each in drafts if each.written() != each.translation.text]
+    sources = [each.part.source for each in unscored]
+    texts = [each.written() for each in unscored]
+    for each, translation in zip(
+        unscored, _scored(translator, sources, texts, config, on_step), strict=True
+    ):
+        each.translation = translation
     for each in drafts:
         yield each.number, each.translation
+
+
+def _warn_of_unplaced(lines: Sequence[int]) -> None:
+    warn_caller(
+        f"Terms of the glossary may be missing in {listed_lines(lines)}: words of the "
+        "source and the translation could not be aligned, as a side has "
+        f"{MAX_ALIGNED_TOKENS} or more tokens, or characters that the vocabulary lacks."
+    )
 
 
 @dataclass
@@ -173,9 +201,40 @@ class _Draft:
                     own[number] = first
         return own
 
+    def rounds(self) -> list[list[_Place]]:
+        """Return the places with several forms, grouped by the round that chooses.
+
+        Each round has one place if the variants of all places are few enough, or else
+        several, which are as far from each other as can be.
+        """
+        several = [each for each in self.places if len(each.term.forms) > 1]
+        if not several:
+            return []
+        most_forms = max(len(each.term.forms) for each in several)
+        number = min(max(MAX_VARIANTS // most_forms, 1), len(several))
+        return [several[k::number] for k in range(number)]
+
+    def variants(self, places: Sequence[_Place]) -> list["_Variant"]:
+        """Return the translation with each form of the terms at some places.
+
+        A place with fewer forms than others keeps its last one in the further variants.
+        """
+        variants = []
+        for k in range(max(len(each.term.forms) for each in places)):
+            for place in places:
+                place.form = place.term.forms[min(k, len(place.term.forms) - 1)]
+            text, starts = self.written_with_starts()
+            own = [starts[self.places.index(each)] for each in places]
+            variants.append(_Variant(text, own))
+        return variants
+
     def written(self) -> str:
         """Return the translation with all terms in their forms."""
-        text, end = "", 0
+        return self.written_with_starts()[0]
+
+    def written_with_starts(self) -> tuple[str, list[int]]:
+        """Return the translation with all terms, and where each of them begins."""
+        text, end, starts = "", 0, []
         for place in self.places:
             text += self._text[end : place.start]
             is_added = place.start == place.end
@@ -184,38 +243,96 @@ class _Draft:
                 text = text.rstrip()
                 text += space_between(text, place.form)
             is_small = text or place.term.is_kept or self._text[0].islower()
+            starts.append(len(text))
             text += place.form if is_small else capitalized(place.form)
             end = place.end
             if is_added and not is_before_mark:
                 rest = self._text[end:].lstrip()
                 text += space_between(text, rest)
                 end = len(self._text) - len(rest)
-        return text + self._text[end:]
+        return text + self._text[end:], starts
 
 
-def _choose_form(
+def _choose_forms(
     translator: "Translator",
-    drafts: Sequence[_Draft],
-    number: int,
+    chosen: Sequence[tuple[_Draft, list[_Place]]],
     config: SearchConfig,
+    on_step: Callable[[], object],
 ) -> None:
-    """Choose the likeliest form of the term at a place of each draft."""
-    variants: list[tuple[_Draft, str, str]] = []
-    for draft in drafts:
-        for form in draft.places[number].term.forms:
-            draft.places[number].form = form
-            variants.append((draft, form, draft.written()))
+    """Choose the likeliest form of the term at some places of each draft.
+
+    Each variant of a draft has another form at all of these places.
+    """
+    variants = [draft.variants(places) for draft, places in chosen]
     scored = _scored(
         translator,
-        [draft.part.source for draft, *_ in variants],
-        [text for *_, text in variants],
+        [
+            draft.part.source
+            for (draft, _), own in zip(chosen, variants, strict=True)
+            for _ in own
+        ],
+        [each.text for own in variants for each in own],
         config,
+        on_step,
     )
-    best: dict[int, Translation] = {}
-    for (draft, form, _), translation in zip(variants, scored, strict=True):
-        if draft.number not in best or translation.score > best[draft.number].score:
-            best[draft.number] = draft.translation = translation
-            draft.places[number].form = form
+    rest = iter(scored)
+    for (draft, places), own in zip(chosen, variants, strict=True):
+        translations = list(islice(rest, len(own)))
+        stretches = [
+            each.stretches(translation, translator.tokenizer)
+            for each, translation in zip(own, translations, strict=True)
+        ]
+        for i, place in enumerate(places):
+            place.form = _likeliest_form(place.term.forms, stretches, i, config)
+        found = {each.text: t for each, t in zip(own, translations, strict=True)}
+        draft.translation = found.get(draft.written(), draft.translation)
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """Translation of a draft with some of the forms of its terms."""
+
+    text: str
+    starts: list[int]
+    """Where the terms begin whose forms are chosen."""
+
+    def stretches(
+        self, translation: Translation, tokenizer: Tokenizer
+    ) -> list[tuple[float, ...]]:
+        """Return the log-probabilities of the tokens from each start to the next.
+
+        The first stretch begins with the text, and the last one has the end token.
+        """
+        [hypothesis] = translation.hypotheses
+        pieces: Sequence[str] = hypothesis.tokens
+        if isinstance(tokenizer, WordTokenizer):  # unknown words are the piece <unk>
+            pieces = tokenizer.split(self.text)
+        ends = list(accumulate(map(num_letters, pieces), initial=0))
+        # Tokens may lack some letters of a text: those that the vocabulary lacks.
+        share = ends[-1] / max(num_letters(self.text), 1)
+        inner = (num_letters(self.text[:start]) * share for start in self.starts[1:])
+        each_token = hypothesis.token_log_probabilities
+        cuts = [0, *(bisect_left(ends, letters) for letters in inner), len(each_token)]
+        return [each_token[begin:end] for begin, end in pairwise(cuts)]
+
+
+def _likeliest_form(
+    forms: Sequence[str],
+    stretches: Sequence[Sequence[tuple[float, ...]]],
+    place: int,
+    config: SearchConfig,
+) -> str:
+    """Return the form at a place whose variant is likeliest from there to the next one.
+
+    Each variant has the stretches of its tokens. Those of the first one surround the
+    stretch at the place, so that the score of a whole translation decides.
+    """
+    before, after = stretches[0][:place], stretches[0][place + 1 :]
+    scores = []
+    for variant in stretches[: len(forms)]:
+        tokens = list(chain(*before, variant[place], *after))
+        scores.append(config.score(sum(tokens), len(tokens)))
+    return forms[scores.index(max(scores))]
 
 
 def _scored(
@@ -223,11 +340,16 @@ def _scored(
     sources: Sequence[list[int]],
     texts: Sequence[str],
     config: SearchConfig,
+    on_step: Callable[[], object],
 ) -> list[Translation]:
     """Return given translations of sources, with their scores."""
     ids = translator.tokenizer.encode_targets(texts)
-    positions = translator.batch_positions
-    scores = dict(score_pairs(translator.models, sources, ids, positions))
+    scores: dict[int, TargetScore] = {}
+    for i, score in score_pairs(
+        translator.models, sources, ids, translator.batch_positions
+    ):
+        scores[i] = score
+        on_step()
     translations = []
     for i, (text, own) in enumerate(zip(texts, ids, strict=True)):
         hypothesis = Hypothesis(

@@ -524,6 +524,9 @@ class Pace:
     """Called once for each line that is done, even if earlier lines are not."""
     on_step: Callable[[], Any] | None = None
     """Called between steps of search; an exception that it raises ends the stream."""
+    on_unplaced: Callable[[Sequence[int]], Any] | None = None
+    """Called with the numbers, from 1, of lines in which terms of the glossary may be
+    missing; by default, a warning names them."""
     first_line: int = 0
     """Number of the stream's first line, if earlier lines are done already."""
 

@@ -316,7 +316,9 @@ class Translator:
         other.corpus_tag = found
         return other
 
-    def with_glossary(self, terms: Mapping[str, str | Iterable[str]]) -> "Translator":
+    def with_glossary(
+        self, terms: Mapping[str, str | Iterable[str]] | Glossary
+    ) -> "Translator":
         """Return a translator whose translations contain the terms of a glossary.
 
             terms = {"lamp": ["Leuchte", "Leuchten"], "transduce": "transduce"}
@@ -324,7 +326,7 @@ class Translator:
 
         Where a source has *lamp*, as a whole word, its translation has one of the words
         for it; the likeliest one is chosen. The new translator shares the weights. It
-        cannot `sample`.
+        cannot `sample`. `terms` may also be another translator's `glossary`.
 
         Raises `RequestError` if a term or a translation has no words, or if the model
         parses or has no cross-attention.
@@ -337,7 +339,7 @@ class Translator:
                 "architecture."
             )
         other = copy(self)
-        other.glossary = Glossary(terms)
+        other.glossary = terms if isinstance(terms, Glossary) else Glossary(terms)
         return other
 
     @property
@@ -813,7 +815,9 @@ class Translator:
             if self.glossary is not None and search.config is not None:
                 from transduce.decoding.terms import with_terms  # only with a glossary
 
-                found = with_terms(self, self.glossary, parts, found, search.config)
+                found = with_terms(
+                    self, self.glossary, parts, found, search.config, pace
+                )
             yield from join_lines(lines, found, pace.on_line)
 
     def _translated_parts(

@@ -1,8 +1,9 @@
 """Translations contain the terms of a glossary."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,23 @@ import torch
 from transduce.architectures.config import ByteNetConfig
 from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.alignment import MAX_ALIGNED_TOKENS
-from transduce.decoding.terms import _Draft, _Place
-from transduce.decoding.translations import MAX_SOURCE_TOKENS, Part, Translation
+from transduce.decoding.batched_search import score_pairs
+from transduce.decoding.terms import (
+    MAX_VARIANTS,
+    _Draft,
+    _likeliest_form,
+    _Place,
+    _Variant,
+)
+from transduce.decoding.translations import (
+    MAX_SOURCE_TOKENS,
+    Pace,
+    Part,
+    Translation,
+)
 from transduce.decoding.translator import Translator
 from transduce.errors import RequestError, TransduceWarning
+from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.text.glossary import Glossary, Occurrence, find_word
 from transduce.text.inline_tags import units
@@ -345,6 +359,104 @@ def test_the_likeliest_form_is_chosen(translator: Translator) -> None:
     each_alone = [translator.with_glossary({"two": form}) for form in forms]
     texts = [each.translate("two one two") for each in each_alone]
     assert found.score >= max(each.score for each in texts)
+
+
+NUMERALS = ["one", "two", "three", "four", "five", "six", "seven"]
+
+
+def num_scored(
+    translator: Translator, source: str, monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Translate a source whose words have five forms each; count scored variants."""
+    scored = 0
+
+    def counted(
+        models: Any, sources: Sequence[Any], *rest: Any
+    ) -> Iterator[tuple[int, TargetScore]]:
+        nonlocal scored
+        scored += len(sources)
+        return score_pairs(models, sources, *rest)
+
+    monkeypatch.setattr("transduce.decoding.terms.score_pairs", counted)
+    terms = {
+        word: [f"{form}{i}" for form in ("paar", "zwo", "duo", "zwei", "deux")]
+        for i, word in enumerate(NUMERALS)
+    }
+    found = translator.with_glossary(terms).translate(source)
+    for word in NUMERALS:
+        forms = [each for form in terms[word] for each in (form, form.capitalize())]
+        assert num_words(found.text, forms) == source.split().count(word)
+    assert found.score == pytest.approx(
+        translator.search.score(
+            found.hypotheses[0].log_probability,
+            len(found.hypotheses[0].token_log_probabilities),
+        )
+    )
+    return scored
+
+
+def test_the_work_of_a_line_does_not_grow_with_its_terms(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = num_scored(translator, "one two", monkeypatch)
+    many = num_scored(translator, " ".join(NUMERALS * 8), monkeypatch)
+    assert few == 2 * 5
+    assert many <= MAX_VARIANTS + 1
+
+
+def test_the_places_of_a_round_are_far_from_each_other() -> None:
+    forms = tuple("abcde")
+    term = Occurrence(start=0, end=1, forms=forms, is_kept=False)
+    places = [_Place(term=term, start=i, end=i, form="a") for i in range(7)]
+    places[3].term = replace(term, forms=("a",))
+    found = Translation(text="", score=0.0, hypotheses=())
+    rounds = _Draft(PART, 0, "", [], found, places).rounds()
+    assert [[each.start for each in own] for own in rounds] == [[0, 4], [1, 5], [2, 6]]
+
+
+def test_each_place_of_a_round_gets_its_own_likeliest_form() -> None:
+    # The second form is likelier at the first place, and the first at the second.
+    first, second = [(-3.0,), (-1.0, -1.0)], [(-1.0,), (-2.0, -2.0)]
+    config = SearchConfig(length_penalty=0.0)
+    for place, form in ((0, "b"), (1, "a")):
+        assert _likeliest_form(("a", "b"), [first, second], place, config) == form
+
+
+def test_tokens_are_cut_where_the_terms_begin(translator: Translator) -> None:
+    text = "eins zwei drei zwei"
+    [hypothesis] = translator.translate_stream(["one"], SearchConfig())
+    tokens = translator.tokenizer.pieces(translator.tokenizer.encode_targets([text])[0])
+    numbers = tuple(float(-i) for i in range(len(tokens) + 1))
+    best = replace(
+        hypothesis.hypotheses[0],
+        text=text, tokens=tuple(tokens), token_log_probabilities=numbers,
+    )  # fmt: skip
+    found = Translation(text=text, score=0.0, hypotheses=(best,))
+    starts = [text.index("zwei"), text.rindex("zwei")]
+    cut = _Variant(text, starts).stretches(found, translator.tokenizer)
+    assert [each for stretch in cut for each in stretch] == [*numbers]
+    first = int(-cut[1][0])
+    assert "".join(tokens[first:]).split() == ["zwei"]
+
+
+def test_scoring_forms_ends_when_no_caller_waits(translator: Translator) -> None:
+    class EndedError(Exception):
+        """Raised between two batches."""
+
+    steps = 0
+
+    def on_step() -> None:
+        nonlocal steps
+        steps += 1
+        if steps > searched:
+            raise EndedError
+
+    searched = 10**9
+    list(translator.translate_stream(["two"], None, None, Pace(on_step=on_step)))
+    steps, searched = 0, steps
+    with_terms = translator.with_glossary({"two": ["paar", "zwo"]})
+    with pytest.raises(EndedError):
+        list(with_terms.translate_stream(["two"], None, None, Pace(on_step=on_step)))
 
 
 def test_samples_with_a_glossary_are_refused(translator: Translator) -> None:
