@@ -123,10 +123,13 @@ def read_glossary(path: Path) -> dict[str, list[str]]:
     """Read the terms of a file with their translations; blank lines are left out.
 
     Raises `DataError` for a line without a term or with too many fields, and for a file
-    without terms.
+    without terms, or with spaces in place of tabs.
     """
     terms: dict[str, list[str]] = {}
-    for number, line in enumerate(read_text([path]), start=1):
+    lines = list(read_text([path]))
+    if not any("\t" in line for line in lines):
+        _require_no_columns(path, lines)
+    for number, line in enumerate(lines, start=1):
         fields = list(map(normalize, line.split("\t")))
         if not any(fields):
             continue
@@ -143,6 +146,19 @@ def read_glossary(path: Path) -> dict[str, list[str]]:
             "but has none."
         )
     return terms
+
+
+def _require_no_columns(path: Path, lines: Iterable[str]) -> None:
+    """Raise `DataError` if spaces separate the fields of a line, as if by a tab.
+
+    All lines of such a file would be terms to keep as they are.
+    """
+    for number, line in enumerate(lines, start=1):
+        if "  " in line.strip():
+            raise DataError(
+                f"{path}:{number:,}: a tab must separate a term and its translation, "
+                f"but {shown(line)} has spaces, and no line of the file has a tab."
+            )
 
 
 def capitalized(text: str) -> str:

@@ -107,6 +107,15 @@ def test_a_line_without_a_term_or_with_too_many_fields_is_refused(
         read_glossary(path)
 
 
+def test_a_file_with_spaces_in_place_of_tabs_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "terms.tsv"
+    path.write_text("git \nlamp    Leuchte\n")
+    with pytest.raises(DataError, match=r"tsv:2: a tab must .* 'lamp    Leuchte'"):
+        read_glossary(path)
+    path.write_text("git\nlamp  post\nlamp\tLeuchte\n")  # tabs are known to it
+    assert read_glossary(path)["lamp post"] == ["lamp post"]
+
+
 def test_a_file_without_terms_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n \n")
     with pytest.raises(DataError, match="but has none"):
