@@ -11,6 +11,7 @@ import json
 import logging
 import math
 import os
+import re
 import signal
 import socket
 import threading
@@ -39,6 +40,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
 
 import transduce
 from transduce.errors import ConfigError, RequestError, TransduceError
@@ -461,9 +463,22 @@ async def _refuse_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _refuse_http(request: Request, error: Exception) -> JSONResponse:
-    """Answer a request for an unknown path or method."""
+    """Answer a request for an unknown path or method.
+
+    A known path with several slashes in place of one, as clients write that add a path
+    to an address with a slash at its end, is redirected, as by LibreTranslate. An
+    answer would let clients past a proxy that closes a path to them.
+    """
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
+    given = request.scope["path"]
+    path = re.sub("/{2,}", "/", given)
+    known = {each.path for each in request.app.routes if isinstance(each, Route)}
+    if path != given and path in known:
+        query = request.scope["query_string"].decode("latin-1")
+        message = f"The path must have single slashes, as in {path}."
+        headers = {"location": f"{path}?{query}" if query else path}
+        return JSONResponse({"error": message}, HTTPStatus.PERMANENT_REDIRECT, headers)
     if headers.get("Allow") == "GET":
         headers["Allow"] = "GET, HEAD"  # GET and HEAD are two routes
     message = "The path must be one that /docs describes, but is not."

@@ -7,8 +7,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from http.client import HTTPConnection
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -616,6 +617,24 @@ def test_other_paths_are_not_found(http: RunningServer, path: str) -> None:
     assert answer.status == 404
     message = "The path must be one that /docs describes, but is not."
     assert answer.json == {"error": message}
+
+
+def test_a_path_with_several_slashes_in_place_of_one_is_redirected(
+    http: RunningServer,
+) -> None:
+    for given, location in (
+        ("//translate", "/translate"),
+        ("//v1///translate?q=a%20b&c=%C3%BC", "/v1/translate?q=a%20b&c=%C3%BC"),
+    ):
+        with closing(HTTPConnection("127.0.0.1", http.port)) as client:
+            client.request("POST", given, b"{}")
+            answer = client.getresponse()
+            assert (answer.status, answer.headers["location"]) == (308, location)
+            assert "single slashes" in json.load(answer)["error"]
+    # Browsers would take the second path for another host.
+    for unknown in ("//nix", "//\\example.org", "//health/"):
+        assert http.get(unknown).status == 404
+    assert http.get("//health").json["status"] == "ok"  # the client follows it
 
 
 @pytest.mark.parametrize(
