@@ -47,11 +47,11 @@ class Served:
 
 
 @contextmanager
-def running(model: str) -> Iterator[Served]:
+def running(model: str, *options: str) -> Iterator[Served]:
     """Start a server of a model from English to German, and kill it in the end."""
     command = [sys.executable, "-m", "transduce", "serve", f"en-de={model}"]
     with subprocess.Popen(
-        [*command, "--port", "0"],
+        [*command, "--port", "0", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -102,6 +102,45 @@ def test_an_ensemble_is_served_as_one_model(model: Path, other_model: Path) -> N
     assert expected != alone
     with running(f"{model},{other_model}") as served:
         assert served.translate(text) == expected
+
+
+def test_clients_of_libretranslate_get_the_terms_of_the_default_glossary(
+    model: Path, tmp_path: Path
+) -> None:
+    terms, law = tmp_path / "terms.tsv", tmp_path / "law.tsv"
+    terms.write_text("two\tpaar\n")
+    law.write_text("two\tzwo\n")
+    expected = load(model).with_glossary({"two": "paar"}).translate("one two").text
+    options = ("--glossary", str(terms), "--glossary", f"en:de:law={law}")
+    with running(str(model), *options) as served:
+        assert served.translate("one two") == expected
+        with urllib.request.urlopen(f"{served.address}/v1/glossaries") as answer:
+            assert [each["name"] for each in json.load(answer)] == ["default", "law"]
+
+
+@pytest.mark.parametrize(
+    ("glossaries", "message"),
+    [
+        (["nowhere.tsv"], "nowhere.tsv"),
+        (["none=terms.tsv"], "must have another name than 'none'"),
+        (["a=terms.tsv", "a=terms.tsv"], "but two are 'a'"),
+        (["fr:de=terms.tsv"], "must have the languages of a model"),
+        (["spaces.tsv"], "spaces.tsv:1: a tab must separate"),
+    ],
+)
+def test_a_glossary_that_cannot_be_served_is_refused(
+    refuses: Callable[..., str],
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    glossaries: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("terms.tsv").write_text("two\tpaar\n")
+    Path("spaces.tsv").write_text("two  paar\n")
+    options = [each for text in glossaries for each in ("--glossary", text)]
+    assert message in refuses("serve", f"en-de={model}", "--port", "0", *options)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])

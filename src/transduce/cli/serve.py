@@ -25,6 +25,7 @@ def serve(
     *models: str,
     host: str = "127.0.0.1",
     port: int = 5000,
+    glossary: tuple[str, ...] = (),
     api_keys: Path | None = None,
     requests_per_minute: int | None = None,
     max_characters: int = 10_000,
@@ -66,6 +67,11 @@ def serve(
         Address to listen at; the default serves only this machine.
     port
         Port to listen at; 0 for any free port.
+    glossary
+        Glossary, as FILE, NAME=FILE, SOURCE:TARGET=FILE or SOURCE:TARGET:NAME=FILE; the
+        option may be repeated. Each line of a file has a term and, after a tab, its
+        translation. Requests choose a glossary by its name; one without a name is used
+        by requests that choose none. Without languages, it is for all models.
     api_keys
         File of API keys, one per line; each request must have one of them.
     requests_per_minute
@@ -127,6 +133,8 @@ def serve(
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
+    glossaries = [served_models.ServedGlossary.read(each) for each in glossary]
+    served_models.require_distinct_glossaries(glossaries)
     queue_config = QueueConfig(
         max_waiting=max_waiting,
         timeout_s=timeout,
@@ -161,7 +169,9 @@ def serve(
     }
     # Refuse options before a model is loaded.
     SearchConfig().given(options)
-    _require_translator(options, [each.folders[0] for each in names])
+    _require_translator(
+        {**options, "glossary": glossary or None}, [each.folders[0] for each in names]
+    )
     with server.listen(host, port) as listener:
         served = [
             served_models.ServedModel.of(
@@ -170,9 +180,11 @@ def serve(
                     loaded(each.folders, device, precision, processes, options),
                     queue_config,
                 ),
+                glossaries,
             )
             for each in names
         ]
+        served_models.require_usable(glossaries, served)
         written_host = f"[{host}]" if ":" in host else host
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"

@@ -264,6 +264,21 @@ class Endpoints:
             for model in self._models
         ]
 
+    async def glossaries(self) -> list[messages.ListedGlossary]:
+        """List the glossaries for each model and target language."""
+        return [
+            messages.ListedGlossary(
+                name=name,
+                model=model.name,
+                source=model.source,
+                target=target,
+                num_terms=len(terms),
+            )
+            for model in self._translating
+            for target in model.targets
+            for name, terms in model.glossaries_for(target).items()
+        ]
+
     async def stream(self, request: Request) -> JsonLines:
         """Translate a text; each sentence is a line of JSON, sent as soon as it is
         ready.
@@ -281,7 +296,9 @@ class Endpoints:
         queue.require_few(len(texts))
         await queue.require_short(texts, deadline)
         search = search_for(queue.translator.search, message.alternatives)
-        futures = queue.submit(texts, search, deadline, options.corpus_tag)
+        futures = queue.submit(
+            texts, search, deadline, options.corpus_tag, options.glossary
+        )
         found = translated_segments(queue, segments, futures, options, deadline)
         return _streamed(_translated(each) async for each in found)
 
@@ -358,6 +375,7 @@ class Endpoints:
             splits_lines=message.split_sentences,
             tag=model.tag_for(message.target or model.target),
             corpus_tag=_with_tag(model, message.tag).corpus_tag,
+            glossary=model.glossary(message.glossary, message.target),
             max_characters=self._admission.config.max_characters,
         )
 

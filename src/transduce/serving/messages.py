@@ -67,6 +67,14 @@ CorpusTag = Annotated[
     str | None,
     Field(description="Tag of a corpus of the training, before each source."),
 ]
+GlossaryNamed = Annotated[
+    str | None,
+    Field(
+        description="Name of a glossary: see /v1/glossaries. Without a name, it is the "
+        "glossary `default` if there is one; `none` is for no glossary. A sentence "
+        "with a term has no alternatives."
+    ),
+]
 SplitSentences = Annotated[
     bool,
     Field(
@@ -141,6 +149,7 @@ class TranslateRequest(RequestMessage):
     source: Annotated[str, Field(description="A code of /languages, or auto.")] = AUTO
     target: Annotated[str | None, Field(description="A code of /languages.")] = None
     tag: CorpusTag = None
+    glossary: GlossaryNamed = None
     format: FormatName = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True
@@ -263,12 +272,28 @@ class Model(BaseModel):
     tags: Annotated[list[str], Field(description="Tags of its training's corpora.")]
 
 
+class ListedGlossary(BaseModel):
+    """Glossary that a model can use for a target language."""
+
+    name: Annotated[
+        str,
+        Field(
+            description="Name in requests; `default` is used by requests without one."
+        ),
+    ]
+    model: Annotated[str, Field(description="Name of the model.")]
+    source: Annotated[str, Field(description="Code of the model's source language.")]
+    target: Annotated[str, Field(description="Code of the target language.")]
+    num_terms: Annotated[int, Field(description="Number of terms.")]
+
+
 class StreamRequest(_TextRequest):
     """Text to translate sentence by sentence."""
 
     model: ModelNamed = None
     target: TargetLanguage = None
     tag: CorpusTag = None
+    glossary: GlossaryNamed = None
     format: FormatName = "text"
     alternatives: Alternatives = 0
     split_sentences: SplitSentences = True

@@ -1,6 +1,7 @@
 """Queue that combines requests of many callers into batches for one model."""
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from transduce.errors import (
     in_seconds,
 )
 from transduce.search_config import SearchConfig
+from transduce.text.glossary import Glossary
 from transduce.text.languages import without_invisible
 from transduce.trees.penn_words import penn_words
 
@@ -101,12 +103,15 @@ class _Task(Protocol[Found]):
 class _Translate:
     search: SearchConfig
     tag: str
+    glossary: Glossary | None
 
     def __call__(
         self, translator: Translator, sentences: list[str], pace: Pace
     ) -> Iterable[Translation]:
         if self.tag:
             translator = translator.with_tag(self.tag)
+        if self.glossary is not None:
+            translator = translator.with_glossary(self.glossary)
         return translator.translate_stream(sentences, self.search, None, pace)
 
 
@@ -252,18 +257,20 @@ class RequestQueue:
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
         tag: str = "",
+        glossary: Glossary | None = None,
     ) -> list[Future[Translation]]:
         """Enqueue sentences; return a future of each translation.
 
-        A tag is as in `Translator.with_tag`. By default, the search is the model's own,
-        and the deadline a new one. Raises `BusyError` if too many sentences wait,
-        `TooLongError` if the new ones alone are too many, `RequestError` if the model
-        is a parser, `sentences` is a string, or this process is a fork. A future raises
-        `OverdueError` if its sentence was not started in time, and `TimeLimitError` if
-        the sentence was started, but took too long.
+        A tag is as in `Translator.with_tag`, and a glossary as in `with_glossary`. By
+        default, the search is the model's own, and the deadline a new one. Raises
+        `BusyError` if too many sentences wait, `TooLongError` if the new ones alone are
+        too many, `RequestError` if the model is a parser, `sentences` is a string, or
+        this process is a fork. A future raises `OverdueError` if its sentence was not
+        started in time, and `TimeLimitError` if the sentence was started, but took too
+        long.
         """
         require_translation(self.translator)
-        task = _Translate(search or self.translator.search, tag)
+        task = _Translate(search or self.translator.search, tag, glossary)
         return self._submit(sentences, task, deadline)
 
     def submit_to_parser(
@@ -286,6 +293,7 @@ class RequestQueue:
         search: SearchConfig | None = None,
         deadline: Deadline | None = None,
         tag: str = "",
+        glossary: Glossary | None = None,
     ) -> list[Translation]:
         """Translate sentences in order.
 
@@ -294,7 +302,7 @@ class RequestQueue:
         deadline = deadline or self.deadline()
         self.require_few(len(sentences))
         await self.require_short(sentences, deadline)
-        futures = self.submit(sentences, search, deadline, tag)
+        futures = self.submit(sentences, search, deadline, tag, glossary)
         try:
             return await asyncio.gather(*map(asyncio.wrap_future, futures))
         finally:
@@ -537,7 +545,10 @@ class RequestQueue:
     ) -> BaseException | None:
         """Compute and deliver results; return the error if the search fails."""
         sentences = [each.sentence for each in batch]
-        task, pace = batch[0].request.task, Pace(on_step=running.require_wanted)
+        task = batch[0].request.task
+        pace = Pace(
+            on_step=running.require_wanted, on_unplaced=lambda _: _log_unplaced()
+        )
         try:
             running.require_wanted()
             found = task(self.translator, sentences, pace)
@@ -623,6 +634,15 @@ def in_own_thread(work: Callable[[], Result]) -> Future[Result]:
 
     threading.Thread(target=run, name="loading").start()
     return future
+
+
+@cache
+def _log_unplaced() -> None:
+    """Log at the first call that a translation may lack terms of its glossary."""
+    logging.getLogger("transduce.serving").warning(
+        "A translation may lack terms of its glossary, as words of the sentence and "
+        "the translation could not be aligned; further ones are not logged."
+    )
 
 
 def _take(request: _Sentences, count: int) -> list[_Assigned[Any]]:

@@ -1,6 +1,7 @@
-"""Served models, by name and by languages, and translation of documents by them.
+"""Served models and glossaries, and translation of documents by them.
 
-A document is split into sentences, translated, and joined.
+Models are found by name or by languages, and glossaries by name for the languages of a
+model. A document is split into sentences, translated, and joined.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from transduce.errors import ConfigError, RequestError, TooLongError
 from transduce.files import real_path
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
+from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.inline_tags import WordLinks
 from transduce.text.languages import (
     SCRIPTS,
@@ -43,6 +45,8 @@ TAG_IN_NAME = re.compile(
 )
 """Pattern of a language tag in a model's name: language, script and region."""
 AUTO = "auto"
+DEFAULT, NO_GLOSSARY = "default", "none"
+"""Name of the glossary of requests that name none, and the name for no glossary."""
 MAX_SHOWN = 40
 """Maximum number of characters of a field that a refusal quotes."""
 
@@ -115,9 +119,16 @@ class ServedModel:
     queue: RequestQueue
     tags: tuple[str, ...] = ()
     """Tags of several target languages, such as >>de<<; empty for one language."""
+    glossaries: tuple["ServedGlossary", ...] = ()
+    """Glossaries of all languages."""
 
     @classmethod
-    def of(cls, name: ModelName, queue: RequestQueue) -> "ServedModel":
+    def of(
+        cls,
+        name: ModelName,
+        queue: RequestQueue,
+        glossaries: Iterable["ServedGlossary"] = (),
+    ) -> "ServedModel":
         """Describe a model by its stated languages, its own, or those of its name."""
         translator = queue.translator
         if translator.symbols is not None:
@@ -132,7 +143,14 @@ class ServedModel:
         elif tags:
             known = languages_of(tags)
             target = best_match(target, known) or known[0]
-        return cls(name=name.name, source=source, target=target, queue=queue, tags=tags)
+        return cls(
+            name=name.name,
+            source=source,
+            target=target,
+            queue=queue,
+            tags=tags,
+            glossaries=tuple(glossaries),
+        )
 
     @property
     def targets(self) -> list[str]:
@@ -154,6 +172,51 @@ class ServedModel:
         """Return the tag of a target language; empty for a model of one language."""
         return find_language_tag(target, self.tags) if self.tags else ""
 
+    def glossaries_for(self, target: str) -> dict[str, Glossary]:
+        """Return the glossaries from the source to a target language, by their names.
+
+        A glossary of the same base languages fits. Of several with one name, the one
+        with the nearest languages counts, and one for all languages comes last.
+        """
+        found: dict[str, Glossary] = {}
+        for name in dict.fromkeys(each.name for each in self.glossaries):
+            own = {
+                (each.source, each.target): each.terms
+                for each in self.glossaries
+                if each.name == name
+            }
+            fitting = [
+                (source, into)
+                for source, into in own
+                if source is not None
+                and into is not None
+                and best_match(self.source, [source])
+            ]
+            nearest = best_match(target, [into for _, into in fitting])
+            source = best_match(self.source, [a for a, b in fitting if b == nearest])
+            if (terms := own.get((source, nearest))) is not None:
+                found[name] = terms
+        return found
+
+    def glossary(self, name: str | None, language: str | None) -> Glossary | None:
+        """Return the glossary of a request by its name and its target language.
+
+        Without a name it is the default one, if there is one. Raises `RequestError` if
+        there is none of that name.
+        """
+        target = best_match(language or self.target, self.targets) or self.target
+        own = self.glossaries_for(target)
+        if name is None:
+            return own.get(DEFAULT)
+        if name == NO_GLOSSARY:
+            return None
+        if name not in own:
+            raise RequestError(
+                f"`glossary` must be a glossary from {self.source} to {target} "
+                f"({', '.join((*own, NO_GLOSSARY))}), but is {_shown(name)}."
+            )
+        return own[name]
+
     @property
     def language(self) -> str | None:
         """BCP 47 tag of the source language; None if it is unknown."""
@@ -166,6 +229,113 @@ class ServedModel:
     def is_parser(self) -> bool:
         """Whether it is a parser of English rather than a translator."""
         return self.queue.translator.symbols is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServedGlossary:
+    """A glossary with its name and languages."""
+
+    name: str
+    terms: Glossary
+    source: str | None = None
+    """BCP 47 tag of the source language; None, as for the target, for all models."""
+    target: str | None = None
+
+    @classmethod
+    def read(cls, text: str) -> "ServedGlossary":
+        """Read a glossary that is given as the option of a command.
+
+        It is `FILE`, `NAME=FILE`, `SOURCE:TARGET=FILE` or `SOURCE:TARGET:NAME=FILE`. A
+        text that names an existing file is never split. Raises `ConfigError` for an
+        invalid name or language, and the errors of `read_glossary`.
+        """
+        given, equals, file = text.partition("=")
+        if not equals or Path(text).exists():
+            given, file = DEFAULT, text
+        pieces = given.split(":")
+        if not file or len(pieces) > 3:
+            raise ConfigError(
+                "A glossary must be a file, or a name, languages or both with a file "
+                f"as in en:de:medicine=FILE, but is {text!r}."
+            )
+        name = DEFAULT if len(pieces) == 2 else pieces[-1]
+        if name == NO_GLOSSARY:
+            raise ConfigError(
+                f"A glossary must have another name than {NO_GLOSSARY!r}, by which "
+                "requests choose no glossary; rename it."
+            )
+        source: str | None = None
+        target: str | None = None
+        if len(pieces) > 1:
+            source, target = canonical(pieces[0]), canonical(pieces[1])
+        return cls(
+            name=_checked(name, "a glossary", "medicine=FILE"),
+            terms=Glossary(read_glossary(Path(file))),
+            source=source,
+            target=target,
+        )
+
+    def __str__(self) -> str:
+        languages = filter(None, (self.source, self.target))
+        return ":".join((*languages, self.name))
+
+
+def require_distinct_glossaries(glossaries: Sequence[ServedGlossary]) -> None:
+    """Raise `ConfigError` if two glossaries have the same name and languages."""
+    for i, each in enumerate(glossaries):
+        if str(each) in map(str, glossaries[:i]):
+            raise ConfigError(
+                "Glossaries of the same languages must have different names, but two "
+                f"are {each.name!r}; name them as in medicine=FILE."
+            )
+
+
+def require_usable(
+    glossaries: Sequence[ServedGlossary], models: Sequence[ServedModel]
+) -> None:
+    """Raise `ConfigError` for a glossary with a misleading name, without a model, or
+    with one that cannot use it."""
+    translating = [model for model in models if not model.is_parser]
+    pairs = {(each.source, target) for each in translating for target in each.targets}
+    for each in glossaries:
+        is_of_model = each.name in {model.name for model in models} - {DEFAULT}
+        if is_of_model or not pairs.isdisjoint(_likely_pairs(each.name)):
+            raise ConfigError(
+                "A glossary must not be named like a model or its languages, but is "
+                f"{each.name!r}; write languages as in en:de=FILE."
+            )
+        if not (using := _models_with(each, translating)):
+            known = ", ".join(f"{a}:{b}" for a, b in sorted(pairs))
+            raise ConfigError(
+                "A glossary must have the languages of a model that translates "
+                f"({known}), but {str(each)!r} has others, or another of its name has "
+                "nearer ones."
+            )
+        for model in using:
+            _require_cross_attention(model)
+
+
+def _models_with(
+    glossary: ServedGlossary, models: Sequence[ServedModel]
+) -> list[ServedModel]:
+    """Return the models that can use a glossary for one of their targets."""
+    return [
+        model
+        for model in models
+        if any(
+            glossary.terms in model.glossaries_for(each).values()
+            for each in model.targets
+        )
+    ]
+
+
+def _require_cross_attention(model: ServedModel) -> None:
+    if not model.queue.translator.config.has_cross_attention:
+        raise ConfigError(
+            "A model that uses a glossary must have cross-attention, which shows the "
+            f"places of terms, but {model.name} has none; write the languages of the "
+            "other models as in en:de=FILE."
+        )
 
 
 def require_distinct(names: Sequence[ModelName]) -> None:
@@ -254,11 +424,11 @@ def _shown(value: str | None) -> str:
     return repr(value if len(value) <= MAX_SHOWN else value[:MAX_SHOWN] + "…")
 
 
-def _checked(name: str) -> str:
+def _checked(name: str, of: str = "a model", example: str = "en-de=FOLDER") -> str:
     if NAME.fullmatch(name) is None:
         raise ConfigError(
-            "The name of a model must be letters, digits, dots, hyphens or "
-            f"underscores, but is {name!r}; name it as in en-de=FOLDER."
+            f"The name of {of} must be letters, digits, dots, hyphens or underscores, "
+            f"but is {name!r}; name it as in {example}."
         )
     return name
 
@@ -302,6 +472,7 @@ class DocumentOptions:
     """Tag of the target language before each sentence; empty for none."""
     corpus_tag: str = ""
     """Tag of a corpus before each sentence; empty for none."""
+    glossary: Glossary | None = None
     max_characters: int | None = None
     """Maximum number of characters of all sentences of a request."""
 
@@ -390,7 +561,9 @@ async def translate_documents(
     sentence_segments = [each for each in segments if each.is_sentence]
     search = search_for(queue.translator.search, num_alternatives)
     texts = sources(segments, options, queue)
-    found = await queue.translate(texts, search, deadline, options.corpus_tag)
+    found = await queue.translate(
+        texts, search, deadline, options.corpus_tag, options.glossary
+    )
     pairs = list(zip(sentence_segments, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, deadline)

@@ -362,6 +362,7 @@ def _add_paths(
     _add_get(app, "/languages", endpoints.languages)
     _add_get(app, "/frontend/settings", endpoints.frontend_settings)
     _add_get(app, "/v1/models", endpoints.models)
+    _add_get(app, "/v1/glossaries", endpoints.glossaries)
     _add_get(app, "/health", endpoints.health)
     _add_get(app, "/metrics", endpoints.metrics, response_class=Response)
     for path, (name, kind) in PAGE.items():

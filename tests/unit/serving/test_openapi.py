@@ -24,7 +24,14 @@ POSTS = [
     *("/translate", "/detect", "/v1/translate", "/v1/parse"),
     *("/v1/score", "/v1/attention"),
 ]
-GETS = ["/languages", "/frontend/settings", "/v1/models", "/health", "/metrics"]
+GETS = [
+    "/languages",
+    "/frontend/settings",
+    "/v1/models",
+    "/v1/glossaries",
+    "/health",
+    "/metrics",
+]
 
 
 Operations = dict[tuple[str, str], schemathesis.APIOperation]

@@ -18,7 +18,9 @@ from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.serving.admission import AdmissionConfig
 from transduce.serving.request_queue import QueueConfig
+from transduce.serving.served_models import ServedGlossary
 from transduce.serving.server import examples
+from transduce.text.glossary import Glossary
 
 pytestmark = pytest.mark.slow
 
@@ -493,6 +495,52 @@ def test_the_tag_of_a_corpus_is_chosen(multilingual: tuple[Page, Translator]) ->
     expect(words.filter(has_text="<law>")).to_have_count(1)
     page.select_option("#language", "fr")  # the tag stays
     expect(page.locator("#tag")).to_have_value("<law>")
+
+
+def test_a_glossary_is_chosen_where_the_server_has_some(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    """The choice is that of the model, and stays when the page is loaded again."""
+    two = {
+        name: Glossary({"two": form}) for name, form in (("law", "zwo"), ("x", "duo"))
+    }
+    plain = Translator(trained_checkpoint, "cpu")
+    texts = {
+        name: plain.with_glossary(terms).translate("one two").text
+        for name, terms in two.items()
+    }
+    default = ServedGlossary(name="default", terms=two["x"], source="en", target="de")
+    law = ServedGlossary(name="law", terms=two["law"])
+    models = [
+        replace(served(trained_checkpoint, name), glossaries=(default, law))
+        for name in ("en-de", "de-en")
+    ]
+    with running(models) as server:
+        for page in watched(browser, server):
+            options = page.locator("#glossary option")
+            expect(options).to_have_text(["default", "law", "none"])
+            page.fill("#source", "one two")
+            expect(page.locator("#target")).to_have_text(texts["x"])
+            page.select_option("#glossary", "none")
+            expect(page.locator("#target")).to_have_text(
+                plain.translate("one two").text
+            )
+            page.select_option("#glossary", "law")
+            expect(page.locator("#target")).to_have_text(texts["law"])
+            page.select_option("#model", "de-en")  # the glossary stays
+            expect(options).to_have_text(["none", "law"])
+            page.reload()
+            expect(page.locator("#glossary")).to_have_value("law")
+            for width in (1280, 390):
+                page.set_viewport_size({"width": width, "height": 800})
+                expect(page.get_by_label("Glossary")).to_be_visible()
+                require_accessible(page)
+                assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_a_server_without_glossaries_offers_none(page: Page) -> None:
+    expect(page.locator("#model option")).to_have_count(3)
+    expect(page.locator("#glossary-label")).to_be_hidden()
 
 
 def test_a_swap_chooses_the_model_and_the_language(

@@ -17,14 +17,15 @@ const MOST_RETRIES = 3;
 const LONGEST_WAIT_S = 60;
 // There, Alt with a letter types another one, such as ß, ç or ś.
 const ALT_TYPES = /^(Mac|iP)/.test(navigator.platform);
-const [source, target, model, language, tag, format, swap] = [
-  "source", "target", "model", "language", "tag", "format", "swap",
+const [source, target, model, language, tag, glossary, format, swap] = [
+  "source", "target", "model", "language", "tag", "glossary", "format", "swap",
 ].map((id) => document.getElementById(id));
 const [key, error, status, open, file, copy, save, layer, head] = [
   "key", "error", "status", "open", "file", "copy", "save", "layer", "head",
 ].map((id) => document.getElementById(id));
 
 let models = [];
+let glossaries = []; // of all models
 let needsKey = false;
 let mostCharacters = LONGEST_PART; // of a part
 let opened = null; // the file that the text is from
@@ -80,6 +81,7 @@ const choices = () => ({
   model: model.value,
   target: language.value || null,
   tag: tag.value || null,
+  glossary: glossary.value || null,
   format: (!isParser() && format.value) || null,
 });
 
@@ -437,6 +439,22 @@ function offerTags(wanted) {
   tag.value = tags.includes(wanted) ? wanted : "";
 }
 
+// The glossaries of a model into the target language. The server uses the default one of
+// its own accord.
+function offerGlossaries(wanted) {
+  const names = glossaries
+    .filter((each) => each.model === model.value && each.target === chosenTarget())
+    .map(({ name }) => name);
+  document.getElementById("glossary-label").hidden = names.length === 0;
+  const hasDefault = names.includes("default");
+  const others = names.filter((name) => name !== "default").map((name) => new Option(name));
+  glossary.replaceChildren(...(hasDefault
+    ? [new Option("default", ""), ...others, new Option("none")]
+    : [new Option("none", ""), ...others]));
+  glossary.value = wanted;
+  if (glossary.selectedIndex < 0) glossary.value = "";
+}
+
 // The address keeps the choices: a reloaded page has its text, but no choices of its own.
 function remember() {
   const chosen = Object.entries(choices()).filter(([, value]) => value);
@@ -450,11 +468,12 @@ function restore() {
   }
   offerLanguages(wanted.get("target"));
   format.value = wanted.get("format") === "html" ? "html" : "";
-  languageChosen(wanted.get("tag"));
+  languageChosen(wanted.get("tag"), wanted.get("glossary"));
 }
 
-function languageChosen(wantedTag = tag.value) {
+function languageChosen(wantedTag = tag.value, wantedGlossary = glossary.value) {
   offerTags(wantedTag);
+  offerGlossaries(wantedGlossary);
   swap.hidden = opposite() === undefined;
   document.getElementById("format-label").hidden = isParser();
   nameLanguages();
@@ -539,6 +558,7 @@ async function listModels() {
   let found; // `models` is set together with its options, which other code relies on
   try {
     found = await (await checked(await fetch("v1/models"))).json();
+    glossaries = await (await checked(await fetch("v1/glossaries"))).json();
     const settings = await (await checked(await fetch("frontend/settings"))).json();
     if (settings.keyRequired) askForKey();
     mostCharacters = Math.min(settings.charLimit, LONGEST_PART);
@@ -586,7 +606,7 @@ language.addEventListener("change", () => {
   languageChosen();
   remember();
 });
-[tag, format].forEach((each) => each.addEventListener("change", () => {
+[tag, glossary, format].forEach((each) => each.addEventListener("change", () => {
   work();
   remember();
 }));
