@@ -133,7 +133,7 @@ def read_bounded_bytes(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 def path_of(key: str, value: object) -> Path:
     """Return an argument as a path; `ConfigError` if no file can have that name.
 
-    The system takes a NUL character for the end of a name.
+    The system takes a NUL character for the end of a name, and encodes the others.
     """
     name = os.fspath(value) if isinstance(value, str | os.PathLike) else None
     if not isinstance(name, str):  # the path of a `PathLike` may be bytes
@@ -141,16 +141,22 @@ def path_of(key: str, value: object) -> Path:
     if name == "":  # `Path` would take the current folder
         raise ConfigError(f'`{key}` must be a path, but is empty; "." is this folder.')
     path = Path(name)
-    require_no_nul(key, str(path))
+    require_file_name(key, str(path))
     return path
 
 
-def require_no_nul(key: str, name: str) -> None:
-    """Raise `ConfigError` if the name of a file holds a NUL character."""
-    if "\0" in name:
+def require_file_name(key: str, name: str) -> None:
+    """Raise `ConfigError` if no file can have a name: it has a NUL character, or one
+    outside the system's encoding, such as half of a surrogate pair."""
+    bad = "a NUL character" if "\0" in name else ""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        bad = f"the character {name[error.start]!a}"
+    if bad:
         raise ConfigError(
-            f"`{key}` must be the name of a file or folder, but {shown(name)} holds a "
-            "NUL character, which no name can have."
+            f"`{key}` must be the name of a file or folder, but {shown(name)} holds "
+            f"{bad}, which no name can have."
         )
 
 

@@ -1,7 +1,7 @@
 """Settings of beam search (section 6.1) and of sampling."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -79,7 +79,7 @@ class SearchConfig:
     """Factor of the log-probability of each token that the hypothesis has already;
     above 1, repetitions become less likely (Keskar et al., 2019). The log-probabilities
     of hypotheses include it."""
-    bad_words: tuple[tuple[int, ...], ...] = ()
+    bad_words: Sequence[Sequence[int]] = ()
     """Sequences of token ids that never occur in a translation."""
     shortlist: bool = False
     """Whether each sentence chooses among the candidates of the model's shortlist

@@ -5,7 +5,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -156,7 +156,7 @@ def require_flag(key: str, value: object) -> None:
 
 
 def require_config(key: str, value: object, kind: type) -> None:
-    """Raise `ConfigError` unless settings are of the class that a function takes."""
+    """Raise `ConfigError` unless an argument is of the class that a function takes."""
     if not isinstance(value, kind):
         raise ConfigError(f"`{key}` must be a {kind.__name__}, but is {shown(value)}.")
 
@@ -372,8 +372,20 @@ def without_numpy(value: Any) -> Any:
 
 
 def _is_made_by(option: Any, value: Any) -> bool:
-    """Whether an option is a protocol of settings, and a value has its members."""
+    """Whether an option is a function or a protocol, and a value can stand for it."""
+    if _is_function(option):
+        return callable(value)
     return getattr(option, "_is_protocol", False) and isinstance(value, option)
+
+
+def _is_list(option: Any) -> bool:
+    """Whether a setting is a list, kept as a tuple; type checkers let callers give a
+    list where the type is `Sequence`."""
+    return typing.get_origin(option) in (tuple, Sequence)
+
+
+def _is_function(option: Any) -> bool:
+    return typing.get_origin(option) is Callable
 
 
 def _choice(value: Any, choices: Sequence[str]) -> str | None:
@@ -385,7 +397,7 @@ def _choice(value: Any, choices: Sequence[str]) -> str | None:
 
 def _fits_structure(option: Any, value: Any) -> bool:
     """Whether a value is the list, or the table, that an option is."""
-    if typing.get_origin(option) is tuple:
+    if _is_list(option):
         return isinstance(value, list | tuple)
     is_table = is_dataclass(option) or typing.get_origin(option) is Mapping
     return is_table and (isinstance(value, Mapping) or type(value) is option)
@@ -396,8 +408,8 @@ def _structure(key: str, value: Any, option: Any, where: str) -> Any:
     if is_dataclass(option):
         is_made = not isinstance(value, Mapping)
         return value if is_made else _built(option, value, where, key)
-    if typing.get_origin(option) is tuple:
-        kind, _ = typing.get_args(option)
+    if _is_list(option):
+        kind = typing.get_args(option)[0]
         return tuple(
             _checked(f"{key}[{number}]", each, kind, where)
             for number, each in enumerate(value, start=1)
@@ -449,9 +461,11 @@ def _listed(choices: Sequence[str]) -> str:
 
 
 def _table_or_list(option: Any) -> str:
-    if typing.get_origin(option) is tuple:
+    if _is_list(option):
         is_of_tables = is_dataclass(typing.get_args(option)[0])
         return "a list of tables" if is_of_tables else "a list"
+    if _is_function(option):
+        return "a function"
     if getattr(option, "_is_protocol", False):
         return f"of type {option.__name__}"
     is_table = is_dataclass(option) or typing.get_origin(option) is Mapping

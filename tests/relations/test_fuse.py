@@ -69,6 +69,20 @@ def test_a_fused_model_in_evaluation_has_the_logits_of_the_plain_one(
     torch.testing.assert_close(logits, model(SOURCE, TARGET_IN), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_fused_model_of_another_dtype_trains_as_the_plain_one(
+    model: Transformer, dtype: torch.dtype
+):
+    set_rates(model.train().to(dtype), 0.3, 0.3, 0.3)
+    with torch.enable_grad():
+        fused = found(fuse(model))
+        plain = found(with_masks_of_fused(model))
+    for ours, theirs in zip(fused, plain, strict=True):
+        assert ours.dtype == dtype
+        tolerance = 100 * torch.finfo(dtype).eps * (1 + theirs.abs().max().item())
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance)
+
+
 def test_hooks_of_the_plain_model_get_the_weights_of_the_fused_one(tiny: ModelConfig):
     plain, seen = Transformer(tiny).eval(), []
     tap = plain.decoder_layers[0].cross_attention.weights_tap

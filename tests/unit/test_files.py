@@ -870,6 +870,26 @@ def test_an_empty_path_is_not_the_current_folder(call) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: transduce.load("a\ud800"),
+        lambda: transduce.resume("a\ud800"),
+        lambda: transduce.train(["a\ud800"], "b", "out", preset="tiny"),
+        lambda: CorpusConfig(name="a", source="b", target="a\ud800"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_in_no_name(call) -> None:
+    message = r"'a\\ud800' holds the character '\\ud800', which no name can have"
+    with pytest.raises(ConfigError, match=message):
+        call()
+
+
+def test_a_name_that_is_not_utf8_is_a_path() -> None:
+    name = os.fsdecode(b"caf\xe9")
+    assert path_of("path", name) == Path(name)
+
+
 class Named:
     """Object that stands for a path, with any name."""
 

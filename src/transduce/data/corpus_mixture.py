@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transduce.errors import LIST_CORPORA, ConfigError, counted
-from transduce.files import require_no_nul
+from transduce.files import require_file_name
 from transduce.settings import Bounds, convert_and_check
 from transduce.text.languages import canonical, guess_all
 from transduce.text.vocabulary import corpus_tag
@@ -65,7 +65,7 @@ class CorpusConfig:
                     f"`{side}` of corpus {self.name} must name a file, but is empty."
                 )
             for path in _files(getattr(self, side)):
-                require_no_nul(f"corpora.{self.name}.{side}", str(path))
+                require_file_name(f"corpora.{self.name}.{side}", str(path))
         _require_positive(self.name, self.weight)
 
     @property

@@ -29,7 +29,7 @@ from transduce.decoding.search import (
 from transduce.decoding.translations import Pace, in_order, listed
 from transduce.errors import RequestError, counted, shortened, warn_caller
 from transduce.search_config import SearchConfig
-from transduce.settings import require_config, shown
+from transduce.settings import require_config, require_flag, shown
 from transduce.text.vocabulary import BOS, EOS
 from transduce.trees.bracket_f1 import (
     BracketScore,
@@ -150,6 +150,7 @@ class Parser:
         require_config("pace", pace, Pace)
         config = self._translator.search.given({}) if config is None else config
         require_config("config", config, SearchConfig)
+        require_flag("constrained", constrained)
         if constrained:
             config = _without_exclusions(config)
         start = partial(

@@ -9,7 +9,7 @@ Unknown words of a vocabulary of words are replaced after the search (`unknown_w
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice, repeat, zip_longest
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from transduce.decoding.backend import start_search
 from transduce.decoding.sampling import Sampling
@@ -25,6 +25,7 @@ from transduce.decoding.search import (
 )
 from transduce.errors import RequestError, shortened, warn_caller
 from transduce.search_config import SamplingConfig, SearchConfig
+from transduce.settings import MAX_WHOLE, Bounds, convert_and_check
 from transduce.text.corpus import Windows, full_windows, require_characters
 from transduce.text.inline_tags import is_within_word
 from transduce.text.shortlist import Shortlist
@@ -527,8 +528,11 @@ class Pace:
     on_unplaced: Callable[[Sequence[int]], Any] | None = None
     """Called with the numbers, from 1, of lines in which terms of the glossary may be
     missing; by default, a warning names them."""
-    first_line: int = 0
+    first_line: Annotated[int, Bounds(0, MAX_WHOLE)] = 0
     """Number of the stream's first line, if earlier lines are done already."""
+
+    def __post_init__(self) -> None:
+        convert_and_check(self)
 
 
 def in_order(numbered: Iterable[tuple[int, Result]]) -> Iterator[Result]:

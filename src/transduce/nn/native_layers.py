@@ -66,7 +66,8 @@ def has_native_attention(
     return (
         is_native(query)
         and len(query) == len(attended)
-        and query.dtype != torch.float64
+        # The output is in fp32, from which the next product makes bf16 alone.
+        and query.dtype in (torch.float32, torch.bfloat16)
         and attended.size(1) > 0
         and (attended.size(1) <= MAX_KEYS or dropout > 0)
         and heads.d_k % ROW_MULTIPLE == 0

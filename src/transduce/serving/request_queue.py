@@ -27,6 +27,7 @@ from transduce.errors import (
     in_seconds,
 )
 from transduce.search_config import SearchConfig
+from transduce.settings import convert_and_check, require_config
 from transduce.text.glossary import Glossary
 from transduce.text.languages import without_invisible
 from transduce.trees.penn_words import penn_words
@@ -57,6 +58,7 @@ class QueueConfig:
     characters do not, since a rare one may take several tokens."""
 
     def __post_init__(self) -> None:
+        convert_and_check(self)
         for name in ("max_waiting", "batch_size", "max_tokens"):
             if (value := getattr(self, name)) < 1:
                 raise ConfigError(f"`{name}` must be at least 1, but is {value}.")
@@ -213,9 +215,11 @@ class RequestQueue:
     def __init__(
         self, translator: Translator, config: QueueConfig | None = None
     ) -> None:
+        require_config("translator", translator, Translator)
+        self.config = QueueConfig() if config is None else config
+        require_config("config", self.config, QueueConfig)
         self.translator = translator
         translator.get_ready()  # not while the first caller waits
-        self.config = config or QueueConfig()
         self.on_batch: Callable[[int], None] = lambda _: None
         """Callback that receives the size of each batch."""
         self._changed = threading.Condition(threading.RLock())

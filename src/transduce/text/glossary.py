@@ -54,7 +54,7 @@ class Glossary:
         self._forms: dict[str, tuple[str, ...]] = {}
         """Translations of each term."""
         for term, given in terms.items():
-            several = (given,) if isinstance(given, str) else tuple(given)
+            several = _translations(given)
             if not several:
                 raise RequestError(
                     f"A term must have a translation, but {shown(term)} has none; give "
@@ -181,6 +181,13 @@ def _is_word_at(text: str, word: str, place: int) -> bool:
     return text.startswith(word, place) and not any(
         is_within_word(text, each) or is_within_character(text, each) for each in ends
     )
+
+
+def _translations(given: object) -> tuple[object, ...]:
+    """Return the one or several translations of a term; `_words_of` checks each."""
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | bytearray):
+        return tuple(given)
+    return (given,)
 
 
 def _words_of(text: object) -> str:

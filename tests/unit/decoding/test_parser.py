@@ -7,7 +7,7 @@ import pytest
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.parser import Parse
 from transduce.decoding.translator import Translator
-from transduce.errors import RequestError
+from transduce.errors import ConfigError, RequestError
 from transduce.search_config import SearchConfig
 from transduce.trees.linearization import Repairs
 from transduce.trees.trees import parse_tree
@@ -63,6 +63,15 @@ def test_a_parser_refuses_what_are_no_sentences(parsing_checkpoint: Checkpoint) 
     sentences: Any = 5
     with pytest.raises(RequestError, match="must be given as lists of words"):
         list(parser.parse_stream(sentences))
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_parser_refuses_a_word_in_place_of_a_flag(
+    parsing_checkpoint: Checkpoint,
+) -> None:
+    constrained: Any = "no"
+    with pytest.raises(ConfigError, match="`constrained` must be true or false, but"):
+        Translator(parsing_checkpoint, "cpu").parse("A", constrained=constrained)
 
 
 def test_a_parser_reads_words_without_characters_that_show_nothing(

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from threading import Lock
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -446,6 +446,22 @@ def test_settings_of_another_kind_are_refused(
             translator.translate_stream(["one"], pace=pace)
         with pytest.raises(ConfigError, match="`pace` must be a Pace, but"):
             translator.sample_stream(["one"], pace=pace)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("windows", 3, "of type Windows"),
+        ("on_line", None, "a function"),
+        ("on_step", "print", "a function or none"),
+        ("first_line", "2", "a whole number"),
+        ("first_line", -1, "at least 0"),
+    ],
+)
+def test_a_pace_of_other_values_is_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"`{name}` must be {message}, but is "):
+        Pace(**{name: value})
 
 
 def test_one_sample_is_drawn_by_default(translator: Translator) -> None:

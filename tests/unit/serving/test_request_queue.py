@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -524,10 +525,26 @@ def test_a_future_can_be_cancelled(queue: RequestQueue, gate: Gate) -> None:
         ({"max_tokens": 0}, "`max_tokens` must be at least 1, but is 0"),
         ({"timeout_s": 0.0}, "The timeout must be above 0 seconds .* but is 0.0"),
         ({"timeout_s": 1e300}, "at most 86,400, but is 1e[+]300"),
+        ({"timeout_s": "30"}, "`timeout_s` must be a number, but is '30'"),
+        ({"batch_size": 2.5}, "`batch_size` must be a whole number, but is 2.5"),
     ],
 )
+@pytest.mark.usefixtures("unchecked_types")
 def test_an_impossible_setting_is_refused(
-    setting: dict[str, int], message: str
+    setting: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         QueueConfig(**setting)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_queue_refuses_what_is_no_translator_and_what_is_no_config(
+    translator: Translator,
+) -> None:
+    path: Any = "runs/mine"
+    with pytest.raises(ConfigError, match="`translator` must be a Translator, but"):
+        RequestQueue(path)
+    for config in ({"max_waiting": 3}, ()):
+        wrong: Any = config
+        with pytest.raises(ConfigError, match="`config` must be a QueueConfig, but"):
+            RequestQueue(translator, wrong)

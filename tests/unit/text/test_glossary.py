@@ -129,6 +129,8 @@ def test_a_file_without_terms_is_refused(tmp_path: Path) -> None:
         ({"a": " "}, "must have words"),
         ({"a": []}, "must have a translation"),
         ({"a": [3]}, "must be strings"),
+        ({"a": None}, "must be strings, but one is None"),
+        ({"a": b"x"}, "must be strings, but one is b'x'"),
         ({3: "a"}, "must be strings"),
         ({"a": "\ud800"}, "half of a surrogate pair"),
         (["lamp"], "given as a dict"),
