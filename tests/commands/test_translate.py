@@ -1,3 +1,4 @@
+import asyncio
 import contextlib
 import gzip
 import json
@@ -19,6 +20,8 @@ from transduce.cli import main
 from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
+from transduce.serving.request_queue import RequestQueue
+from transduce.serving.served_models import DocumentOptions, translate_documents
 from transduce.text.tokenizer import learn_tokenizer, load_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 
@@ -101,6 +104,57 @@ def test_an_over_long_line_is_translated_in_parts_and_named(
     assert lines[2] == " ".join(alone)
     assert outcome.err == (
         "Warning: line 3 is too long, and is translated in 3 parts.\n"
+    )
+
+
+def test_sentences_of_a_text_are_translated_one_by_one(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_bytes(b"  One two. Three four!\r\n\r\n- 5\nSix seven")
+    sentences = b"One two.\nThree four!\nSix seven\n"
+    first, second, third = succeeds("translate", model, stdin=sentences).splitlines()
+    files = ("--input", tmp_path / "in", "--output", tmp_path / "out")
+    succeeds("translate", model, "--format", "text", *files)
+    expected = f"  {first} {second}\r\n\r\n- 5\n{third}"
+    assert (tmp_path / "out").read_bytes() == expected.encode()
+
+
+def test_html_keeps_its_tags_as_the_server_places_them(
+    succeeds: Callable[..., str], model: Path
+) -> None:
+    document = "<!doctype html>\n<p>One <b>two</b> three. <i>Four</i>.\n<pre>a</pre>\n"
+    found = succeeds("translate", model, "--format", "html", stdin=document.encode())
+    options = DocumentOptions(format="html", language="en")
+    with RequestQueue(transduce.load(model, device="cpu")) as queue:
+        [served] = asyncio.run(translate_documents(queue, [document], options, 0))
+    assert found == served.text
+    assert re.findall("<[^>]+>", found).count("<b>") == 1
+    assert found.startswith("<!doctype html>\n<p>")
+    assert found.endswith("\n<pre>a</pre>\n")
+
+
+def test_a_document_is_translated_with_a_glossary(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "terms").write_text("two\tpaar\n")
+    options = ("--format", "html", "--glossary", tmp_path / "terms")
+    found = succeeds("translate", model, *options, stdin=b"<p>one two three</p>")
+    plain = ("--glossary", tmp_path / "terms")
+    [line] = succeeds("translate", model, *plain, stdin=b"one two three").splitlines()
+    assert "paar" in found
+    assert found == f"<p>{line}</p>"
+
+
+@pytest.mark.parametrize(
+    "option", [("--nbest", 2), ("--jsonl",), ("--resume",), ("--prefixes", "prefixes")]
+)
+def test_options_of_lines_are_refused_for_a_document(
+    refuses: Callable[..., str], model: Path, option: tuple[object, ...]
+) -> None:
+    error = refuses("translate", model, "--format", "text", *option)
+    assert error == (
+        f"{option[0]} is for lines, but --format names a document; leave out one of "
+        "them."
     )
 
 

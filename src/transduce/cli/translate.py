@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from transduce.cli.files import Files
+from transduce.cli.files import Files, writer
+from transduce.cli.help import option_name
 from transduce.cli.lines import (
     OutputFormat,
     require_shortlist,
@@ -18,6 +19,7 @@ from transduce.cli.lines import (
     write_translations,
 )
 from transduce.cli.resumable_output import Destination, Origin, RecordOutput
+from transduce.decoding.documents import translate_document
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import load
@@ -26,10 +28,13 @@ from transduce.model_folder import model_sum
 from transduce.search_config import LengthPenalty
 from transduce.text.corpus import (
     STANDARD_INPUT,
+    read_document,
     read_text,
     require_one_standard_input,
 )
 from transduce.text.glossary import read_glossary
+
+InputFormat = Literal["lines", "text", "html"]
 
 
 def translate(
@@ -41,6 +46,7 @@ def translate(
     output: Path | None = None,
     force: bool = False,
     resume: bool = False,
+    format: InputFormat = "lines",
     prefixes: Path | None = None,
     beam_size: int | None = None,
     patience: float | Literal["none"] | None = None,
@@ -64,7 +70,7 @@ def translate(
     precision: PrecisionChoice = "auto",
     processes: int | None = None,
 ) -> None:
-    """Translate raw text line by line, in order.
+    """Translate raw text line by line, or a document.
 
     Unset search options default to the model's settings, except --nbest.
 
@@ -72,6 +78,7 @@ def translate(
 
         echo "A dog runs." | transduce translate runs/mine
         transduce translate runs/mine --input test.en --output test.out
+        transduce translate runs/mine --format html --input page.html > seite.html
 
     Parameters
     ----------
@@ -80,7 +87,8 @@ def translate(
     ensemble
         Further models; each token is chosen by the mean of all models' probabilities.
     input
-        A text file, one sentence per line; - is standard input, the default.
+        A text file, one sentence per line, or a document; - is standard input, the
+        default.
     output
         A file to write; - is standard output, the default. Lines are kept in
         OUTPUT.part until all are done.
@@ -88,6 +96,10 @@ def translate(
         Overwrite the output if it exists.
     resume
         Continue an interrupted output of the same model, input and options.
+    format
+        lines are sentences. text and html are documents: their sentences are found by
+        the rules of the source language, and translated one by one. Tags of HTML go
+        with the words that they mark, and need the extra serve.
     prefixes
         A text file with the beginning of each line's translation.
     beam_size
@@ -157,6 +169,9 @@ def translate(
         Number of processes that share the sentences, each on one core; by default one
         for each core within affinity and CPU quota, at most OMP_NUM_THREADS and 16.
     """
+    _require_for_lines(
+        format, resume=resume, prefixes=prefixes, nbest=nbest, jsonl=jsonl
+    )
     files = (input or STANDARD_INPUT, prefixes, bad_words, glossary)
     require_one_standard_input([each for each in files if each is not None])
     destination = Destination(output=output, force=force, resume=resume)
@@ -201,6 +216,11 @@ def translate(
     }
     require_shortlist(shortlist, translator.shortlist, model)
     config = search_of(translator.search, settings)
+    if format != "lines":
+        document = read_document(input or STANDARD_INPUT)
+        with writer(output, overwrite=force) as file:
+            file.writelines(translate_document(translator, document, format, config))
+        return
     prefix_lines = None if prefixes is None else read_text([prefixes])
 
     def origin() -> Origin:
@@ -230,3 +250,13 @@ def translate(
         OutputFormat(num_best=config.num_best, jsonl=jsonl),
         translator,
     )
+
+
+def _require_for_lines(format: InputFormat, **options: object) -> None:
+    """Raise `ConfigError` for an option of lines that is given with a document."""
+    given = [name for name, value in options.items() if value not in (None, False)]
+    if given and format != "lines":
+        raise ConfigError(
+            f"{option_name(given[0])} is for lines, but --format names a document; "
+            "leave out one of them."
+        )

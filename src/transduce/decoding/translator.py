@@ -105,6 +105,7 @@ if TYPE_CHECKING:
 
     import transduce.checkpoint
     import transduce.decoding.alignment
+    import transduce.decoding.documents
     import transduce.decoding.parser
     import transduce.decoding.torch_model
 
@@ -535,6 +536,42 @@ class Translator:
         pairs = pair_up(sources, prefixes, pace.first_line)
         found = self._in_windows(pairs, search, pace)
         return (with_best(each, config.num_best) for each in found)
+
+    def translate_document(
+        self,
+        document: str,
+        config: SearchConfig | None = None,
+        *,
+        format: "transduce.decoding.documents.Format" = "text",
+    ) -> str:
+        """Translate a text of several sentences, or HTML.
+
+        Its sentences end by the rules of the source language, and are translated one by
+        one; lines and markup stay. Tags within a sentence go around the words that
+        attention links to theirs.
+
+            translator.translate_document("A man sleeps. Two dogs run.")
+            translator.translate_document("<p>A <b>man</b> sleeps.", format="html")
+
+        Parameters
+        ----------
+        document
+            Text or HTML in the source language.
+        config
+            Search settings; the model's own if None.
+        format
+            "text" or "html", which needs the extra `serve`.
+
+        Raises
+        ------
+        RequestError
+            The model parses, or a package that reads HTML is missing.
+        """
+        from transduce.decoding.documents import Format, translate_document
+
+        _require_string("document", document)
+        require_one_of("format", format, Format)
+        return "".join(translate_document(self, document, format, config))
 
     def token_ids(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the target tokens of words or phrases, for `SearchConfig.bad_words`.

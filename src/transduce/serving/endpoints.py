@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from transduce.decoding.documents import TranslatedSegment
 from transduce.decoding.parser import Parse
 from transduce.decoding.translator import Translator
 from transduce.errors import OverdueError, TransduceError, packages_for
@@ -42,7 +43,6 @@ from transduce.serving.served_models import (
     AUTO,
     DocumentOptions,
     ServedModel,
-    TranslatedSegment,
     by_languages,
     by_name,
     found_segments,

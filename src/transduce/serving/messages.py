@@ -23,8 +23,9 @@ from python_multipart import create_form_parser
 from python_multipart.multipart import parse_options_header
 from starlette.requests import Request
 
+from transduce.decoding.documents import Format
 from transduce.model.config import AttentionKind
-from transduce.serving.served_models import AUTO, Format
+from transduce.serving.served_models import AUTO
 
 MAX_ALTERNATIVES = 10
 

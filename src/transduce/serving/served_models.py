@@ -11,9 +11,21 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from transduce.decoding.alignment import attended_links
+from transduce.decoding.documents import (
+    LINKED_AT_ONCE,
+    Format,
+    SegmentJoiner,
+    TranslatedDocument,
+    TranslatedSegment,
+    copied,
+    joined,
+    split_document,
+    texts_of,
+    written,
+)
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError, RequestError, TooLongError
@@ -29,13 +41,7 @@ from transduce.text.languages import (
     english_name,
     is_known,
 )
-from transduce.text.markup import split_html, written_html
-from transduce.text.splitting import (
-    Segment,
-    Spacing,
-    sentences,
-    split_text,
-)
+from transduce.text.splitting import Segment, sentences
 from transduce.text.tokenizer import tagged
 from transduce.text.vocabulary import find_language_tag, languages_of
 
@@ -454,10 +460,6 @@ def _is_tag(text: str) -> bool:
 
 Found = TypeVar("Found")
 
-Format = Literal["text", "html"]
-LINKED_AT_ONCE = 32
-"""Maximum number of sentences with tags whose words are linked at once."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentOptions:
@@ -475,26 +477,6 @@ class DocumentOptions:
     glossary: Glossary | None = None
     max_characters: int | None = None
     """Maximum number of characters of all sentences of a request."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedDocument:
-    """Translation of a document, with alternatives."""
-
-    text: str
-    alternatives: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TranslatedSegment:
-    """Piece of a document with its text in the translation."""
-
-    source: str
-    text: str
-    score: float | None = None
-    """Score of the translation; None if the piece was copied."""
-    alternatives: tuple[tuple[str, float], ...] = ()
-    """Alternative texts with their scores."""
 
 
 def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
@@ -519,11 +501,13 @@ def split(documents: Sequence[str], options: DocumentOptions) -> list[list[Segme
 
     Raises `TooLongError` if the sentences have more characters than they may have.
     """
-    split_format = split_html if options.format == "html" else split_text
-    found = [
-        split_format(each, options.language, splits_lines=options.splits_lines)
-        for each in documents
-    ]
+    split_each = partial(
+        split_document,
+        format=options.format,
+        language=options.language,
+        splits_lines=options.splits_lines,
+    )
+    found = list(map(split_each, documents))
     if options.max_characters is not None:
         texts = (text for segments in found for text in sentences(segments))
         require_few_characters(texts, options.max_characters)
@@ -567,12 +551,12 @@ async def translate_documents(
     pairs = list(zip(sentence_segments, found, strict=True))
     reader = reader_of(queue, options)
     links = await _links(queue, reader, pairs, deadline)
-    write = partial(_written, options.format)
-    written = await in_thread(
+    write = partial(written, options.format)
+    pieces = await in_thread(
         deadline, lambda: list(map(write, sentence_segments, found, links))
     )
     # Each document takes its own results from these.
-    results = zip(written, (each.text for each in found), strict=True)
+    results = zip(pieces, (each.text for each in found), strict=True)
     return [_joined_document(document, results) for document in split_documents]
 
 
@@ -581,14 +565,14 @@ def _joined_document(
 ) -> TranslatedDocument:
     """Join a document from the next results of its sentences.
 
-    A result is as `_Joiner.add` takes it.
+    A result is as `SegmentJoiner.add` takes it.
     """
-    joiner = _Joiner()
+    joiner = SegmentJoiner()
     pieces: list[TranslatedSegment] = []
     for segment in segments:
-        result = next(results) if segment.is_sentence else (_copied(segment), "")
+        result = next(results) if segment.is_sentence else (copied(segment), "")
         pieces += joiner.add(segment, *result)
-    return _joined([*pieces, *joiner.rest()])
+    return joined([*pieces, *joiner.rest()])
 
 
 async def translated_segments(
@@ -603,47 +587,17 @@ async def translated_segments(
     Copied segments follow with the next sentence.
     """
     reader = reader_of(queue, options)
-    joiner = _Joiner()
+    joiner = SegmentJoiner()
     async for segment, found in found_segments(segments, futures):
-        piece, text = _copied(segment), ""
+        piece, text = copied(segment), ""
         if found is not None:
             [links] = await _links(queue, reader, [(segment, found)], deadline)
-            piece = _written(options.format, segment, found, links)
+            piece = written(options.format, segment, found, links)
             text = found.text
         for each in joiner.add(segment, piece, text):
             yield each
     for each in joiner.rest():
         yield each
-
-
-class _Joiner:
-    """Puts spaces between the pieces of a document, which are added in order."""
-
-    def __init__(self) -> None:
-        self._spacing = Spacing()
-        self._waiting: list[tuple[Segment, TranslatedSegment]] = []
-        """Copied pieces after the last sentence; the next translation decides on the
-        space between them."""
-
-    def add(
-        self, segment: Segment, piece: TranslatedSegment, text: str
-    ) -> list[TranslatedSegment]:
-        """Add a segment's piece; return the pieces that are done with it.
-
-        `text` is the translation of a sentence as the model generated it, which decides
-        on spaces; `piece` has it in the format of the document.
-        """
-        self._waiting.append((segment, piece))
-        return self.rest(text) if segment.is_sentence else []
-
-    def rest(self, text: str = "") -> list[TranslatedSegment]:
-        """Return the pieces that wait for a translation, `text` or none."""
-        pieces = [
-            _after(self._spacing.space_before(segment, text), piece)
-            for segment, piece in self._waiting
-        ]
-        self._waiting.clear()
-        return pieces
 
 
 async def found_segments(
@@ -676,7 +630,7 @@ async def _links(
 
     None stands for each of them if the sentence has no tags.
     """
-    texts = [_texts(translation) for _, translation in found]
+    texts = [texts_of(translation) for _, translation in found]
     places = [
         (i, k)
         for i, (segment, _) in enumerate(found)
@@ -692,57 +646,3 @@ async def _links(
         for (i, k), each in zip(chosen, linked, strict=True):
             links[i][k] = each
     return links
-
-
-def _texts(translation: Translation) -> list[str]:
-    """Return the translation and its alternatives, best first."""
-    return [translation.text, *(each.text for each in translation.hypotheses[1:])]
-
-
-def _written(
-    format: Format,
-    segment: Segment,
-    translation: Translation,
-    links: Sequence[WordLinks | None],
-) -> TranslatedSegment:
-    texts = _texts(translation)
-    if format == "html":
-        texts = [
-            written_html(segment, text, each)
-            for text, each in zip(texts, links, strict=True)
-        ]
-    scores = [each.score for each in translation.hypotheses[1:]]
-    return TranslatedSegment(
-        source=segment.text,
-        text=texts[0],
-        score=translation.score,
-        alternatives=tuple(zip(texts[1:], scores, strict=True)),
-    )
-
-
-def _copied(segment: Segment) -> TranslatedSegment:
-    return TranslatedSegment(source=segment.text, text=segment.copied)
-
-
-def _after(space: str, segment: TranslatedSegment) -> TranslatedSegment:
-    """Return a segment with space before it, in the alternatives as well."""
-    return replace(
-        segment,
-        text=space + segment.text,
-        alternatives=tuple((space + text, s) for text, s in segment.alternatives),
-    )
-
-
-def _joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:
-    """Join segments; the k-th alternative joins the k-th best of each sentence."""
-    most = max((len(each.alternatives) for each in segments), default=0)
-    return TranslatedDocument(
-        text="".join(each.text for each in segments),
-        alternatives=[
-            "".join(
-                each.alternatives[k][0] if k < len(each.alternatives) else each.text
-                for each in segments
-            )
-            for k in range(most)
-        ],
-    )

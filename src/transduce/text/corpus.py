@@ -10,7 +10,7 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BufferedReader
@@ -18,7 +18,7 @@ from itertools import islice, zip_longest
 from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import IO, Protocol, TypeVar, runtime_checkable
 
 from transduce.errors import DataError, RequestError, shortened
 from transduce.text.compression import DAMAGE, MAGIC_BYTES, compression_of
@@ -98,6 +98,27 @@ def is_iso_2022(content: bytes) -> bool:
 
 def read_lines(path: Path) -> Iterator[Line]:
     """Yield the raw lines of a plain or compressed file; `-` is standard input."""
+    with _opened(path) as stream:
+        yield from stream_lines(stream.readline, Path(name_of(path)))
+
+
+def read_document(path: Path) -> str:
+    """Read a plain or compressed file as one text, with its line ends.
+
+    Raises `DataError` for a line that is no text, as `Line.text` does.
+    """
+    with _opened(path) as stream:
+        content = stream.read().removeprefix(BYTE_ORDER_MARK)
+    lines = enumerate(content.split(b"\n"), start=1)
+    named = Path(name_of(path))
+    return "\n".join(
+        Line(path=named, number=number, content=line).text() for number, line in lines
+    )
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a plain or compressed file; `DataError` if it cannot be read."""
     is_standard = path == STANDARD_INPUT
     file = standard_input() if is_standard else None
     path = Path(name_of(path))
@@ -106,8 +127,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
             compression = compression_of(file.peek(MAGIC_BYTES), path)
-            stream = file if compression is None else compression.reader(file)
-            yield from stream_lines(stream.readline, path)
+            yield file if compression is None else compression.reader(file)
     except DAMAGE:
         kind = "" if compression is None else f"{compression.name} "
         raise DataError(

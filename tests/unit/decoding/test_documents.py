@@ -1,0 +1,78 @@
+"""Documents are split into sentences, translated, and joined again."""
+
+import sys
+
+import pytest
+import torch
+
+from transduce.checkpoint import Checkpoint
+from transduce.decoding.documents import LINKED_AT_ONCE
+from transduce.decoding.translator import Translator
+from transduce.errors import ConfigError, RequestError
+from transduce.search_config import SearchConfig
+
+
+@pytest.fixture(scope="module")
+def translator(trained_checkpoint: Checkpoint) -> Translator:
+    return Translator(trained_checkpoint, torch.device("cpu"))
+
+
+def test_sentences_are_translated_one_by_one(translator: Translator) -> None:
+    first, second = translator.translate(["One two.", "Three four."])
+    found = translator.translate_document("One two. Three four.\n\n")
+    assert found == f"{first.text} {second.text}\n\n"
+
+
+def test_each_of_many_sentences_has_its_own_translation_and_tags(
+    translator: Translator,
+) -> None:
+    numbers = ("One", "Two", "Three", "Four", "Five")
+    words = [numbers[i % 5] for i in range(LINKED_AT_ONCE + 8)]
+    html = "".join(f"<p>{word}<p><b>{word} two.</b> {word} three." for word in words)
+    found = translator.translate_document(html, format="html")
+    alone = [
+        translator.translate_document(
+            f"<p>{word}<p><b>{word} two.</b> {word} three.", format="html"
+        )
+        for word in numbers
+    ]
+    assert found == "".join(alone[i % 5] for i in range(len(words)))
+    assert found.count("<b>") == len(words)
+
+
+def test_a_document_has_the_best_translation_whatever_their_number(
+    translator: Translator,
+) -> None:
+    html = "<p>One <b>two</b> three."
+    config = SearchConfig(beam_size=3, num_best=3)
+    found = translator.translate_document(html, config, format="html")
+    best = SearchConfig(beam_size=3)
+    assert found == translator.translate_document(html, best, format="html")
+
+
+def test_text_without_a_sentence_stays(translator: Translator) -> None:
+    assert translator.translate_document(" \n5 + 5\n") == " \n5 + 5\n"
+    assert translator.translate_document("") == ""
+
+
+def test_html_without_its_package_is_refused(
+    translator: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "transduce.text.markup", raising=False)
+    monkeypatch.delitem(sys.modules, "transduce.text.html_pieces", raising=False)
+    monkeypatch.setitem(sys.modules, "turbohtml", None)
+    with pytest.raises(RequestError, match=r"HTML needs .*`turbohtml`.*\[serve\]"):
+        translator.translate_document("<p>One two.", format="html")
+
+
+def test_wrong_arguments_are_refused(translator: Translator) -> None:
+    with pytest.raises(ConfigError, match='must be "text" or "html", but'):
+        translator.translate_document("one", format="markdown")  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="half of a surrogate pair"):
+        translator.translate_document("<p>\ud800", format="html")
+
+
+def test_a_parser_is_refused(parsing_checkpoint: Checkpoint) -> None:
+    parser = Translator(parsing_checkpoint, torch.device("cpu"))
+    with pytest.raises(RequestError, match="this one parses"):
+        parser.translate_document("One two.")
