@@ -184,25 +184,9 @@ class ServedModel:
         A glossary of the same base languages fits. Of several with one name, the one
         with the nearest languages counts, and one for all languages comes last.
         """
-        found: dict[str, Glossary] = {}
-        for name in dict.fromkeys(each.name for each in self.glossaries):
-            own = {
-                (each.source, each.target): each.terms
-                for each in self.glossaries
-                if each.name == name
-            }
-            fitting = [
-                (source, into)
-                for source, into in own
-                if source is not None
-                and into is not None
-                and best_match(self.source, [source])
-            ]
-            nearest = best_match(target, [into for _, into in fitting])
-            source = best_match(self.source, [a for a, b in fitting if b == nearest])
-            if (terms := own.get((source, nearest))) is not None:
-                found[name] = terms
-        return found
+        names = dict.fromkeys(each.name for each in self.glossaries)
+        found = {name: self._nearest_glossary(name, target) for name in names}
+        return {name: terms for name, terms in found.items() if terms is not None}
 
     def glossary(self, name: str | None, language: str | None) -> Glossary | None:
         """Return the glossary of a request by its name and its target language.
@@ -211,17 +195,34 @@ class ServedModel:
         there is none of that name.
         """
         target = best_match(language or self.target, self.targets) or self.target
-        own = self.glossaries_for(target)
-        if name is None:
-            return own.get(DEFAULT)
         if name == NO_GLOSSARY:
             return None
-        if name not in own:
+        found = self._nearest_glossary(name or DEFAULT, target)
+        if name is not None and found is None:
+            several = ", ".join((*self.glossaries_for(target), NO_GLOSSARY))
             raise RequestError(
                 f"`glossary` must be a glossary from {self.source} to {target} "
-                f"({', '.join((*own, NO_GLOSSARY))}), but is {_shown(name)}."
+                f"({several}), but is {_shown(name)}."
             )
-        return own[name]
+        return found
+
+    def _nearest_glossary(self, name: str, target: str) -> Glossary | None:
+        """Return the glossary of a name with the nearest languages, or None."""
+        own = {
+            (each.source, each.target): each.terms
+            for each in self.glossaries
+            if each.name == name
+        }
+        fitting = [
+            (source, into)
+            for source, into in own
+            if source is not None
+            and into is not None
+            and best_match(self.source, [source])
+        ]
+        nearest = best_match(target, [into for _, into in fitting])
+        source = best_match(self.source, [a for a, b in fitting if b == nearest])
+        return own.get((source, nearest))
 
     @property
     def language(self) -> str | None:
