@@ -132,13 +132,20 @@ def test_the_methods_that_the_contributors_page_names_exist() -> None:
     assert named - defined == set()
 
 
-def test_the_tables_that_the_contributors_page_names_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`([A-Z][A-Z_0-9]+)`", text))
-    sources = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    code = "\n".join(each.read_text(encoding="utf-8") for each in sources)
-    assigned = set(re.findall(r"^([A-Z][A-Z_0-9]+)(?:: .*)? = ", code, re.MULTILINE))
-    assert named - assigned == set()
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "csrc/README.md"])
+def test_the_names_of_code_in_a_page_for_contributors_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    whole = r"`([A-Z][A-Z_0-9]+|_?[a-z]+(?:_[a-z0-9]+)+)(?:\(\))?`"
+    named = set(re.findall(whole, text))
+    files = [
+        path
+        for folder in ("src", "csrc", "tests")
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in {".py", ".c", ".h"} or path.name == "CMakeLists.txt"
+    ]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    assert named
+    assert named - {"NAME"} - set(re.findall(r"\w+", code)) == set()
 
 
 @pytest.mark.parametrize(
