@@ -28,7 +28,8 @@ or can be set to differ, and why. Those that are on by default come first: `base
 `big`, the paper's models, have no others. A setting, an option or a preset turns the
 others on; the table names the presets of the Transformer that do.
 
-`python scripts/departures.py` makes this page of the comments in the code.
+`python scripts/departures.py > docs/paper/departures.md` makes this page of the
+comments in the code.
 
 | where | unlike the paper | by default |
 |---|---|---|

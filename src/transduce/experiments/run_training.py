@@ -468,7 +468,7 @@ class FinalModelChoice:
         best = self._best_alone(members) if scores else None
         # Unlike the paper: the best checkpoint becomes the model if it is better on the
         # dev corpus than the average, by its score and clearly by its loss. On by
-        # default; `--no-dev` turns it off.
+        # default; `--no-dev`, without a dev corpus, turns it off.
         if best and scoring.is_chosen(best, scores[0]):
             self._warn(scores[0].dropped_for(best))
             model = load_model(best_folder)
