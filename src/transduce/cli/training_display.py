@@ -333,13 +333,14 @@ def _text_changes(config: TextAugmentationConfig) -> str:
 def _forecast(start: RunStart) -> str:
     """Describe an update, and the forecast of the run's time."""
     (source, target), fit = start.update_tokens, start.micro_batch
-    num_steps = start.config.training.steps - start.steps_done
+    num_steps = f"{start.config.training.steps - start.steps_done:,}"
+    updates = f"{num_steps} more, each" if start.steps_done else num_steps
     among = f" on {start.num_processes} processes" if start.num_processes > 1 else ""
     cut = f", cut to {fit.max_positions:,} {fit.unit} at a time" if fit.was_cut else ""
     time_left = duration(start.seconds_left)
     time_left = time_left if time_left.startswith("less") else f"about {time_left}"
     return (
-        f"Updates: {num_steps:,} of about {source:,} source and {target:,} target "
+        f"Updates: {updates} of about {source:,} source and {target:,} target "
         f"tokens{among}{cut}\n"
         f"Forecast: {fit.peak_bytes / 1e9:.1f} GB of memory per process, {time_left}, "
         f"without checkpoints{_reservation(fit)}"

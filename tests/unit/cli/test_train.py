@@ -56,8 +56,8 @@ START = RunStart(
                 steps_done=994,
                 micro_batch=replace(START.micro_batch, was_cut=True),
             ),
-            "6 of about 25,000 source and 25,000 target tokens, cut to 2,000 positions "
-            "at a time",
+            "6 more, each of about 25,000 source and 25,000 target tokens, cut to "
+            "2,000 positions at a time",
             "5 minutes",
         ),
         (
@@ -66,8 +66,8 @@ START = RunStart(
                 steps_done=994,
                 micro_batch=replace(START.micro_batch, was_cut=True, unit="tokens"),
             ),
-            "6 of about 25,000 source and 25,000 target tokens, cut to 2,000 tokens "
-            "at a time",
+            "6 more, each of about 25,000 source and 25,000 target tokens, cut to "
+            "2,000 tokens at a time",
             "5 minutes",
         ),
     ],
