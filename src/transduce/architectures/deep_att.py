@@ -120,6 +120,14 @@ class DeepAtt(nn.Module):
         for each in (self.project_top, self.project_key, self.project_query):
             nn.init.xavier_uniform_(each.weight)
 
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        """Return the logits of each next token of the target."""
+        return self.logits(self.decode(target_in, self.encode(source)))
+
     def encode(self, source: Int[Tensor, "batch source"]) -> DeepAttMemory:
         """Encode sources, padded with id 0."""
         mask = source != PAD

@@ -235,6 +235,14 @@ class MixtureTransformer(nn.Module):
         self.encoder_norm: nn.Module = final_norm(config.transformer)
         self.decoder_norm: nn.Module = final_norm(config.transformer)
 
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        """Return the logits of each next token of the target."""
+        return self.logits(self.decode(target_in, self.encode(source)))
+
     def encode(self, source: Int[Tensor, "batch source"]) -> Memory:
         """Encode sources, padded with id 0."""
         self.auxiliary_loss()  # clear the loss of an interrupted pass
@@ -384,6 +392,14 @@ class MixtureRecurrent(RecurrentBase):
         initialize_biases(self)
         self.encoder_mixture = MixtureOfExperts(width, config.experts)
         self.decoder_mixture = MixtureOfExperts(width, config.experts)
+
+    def forward(
+        self,
+        source: Int[Tensor, "batch source"],
+        target_in: Int[Tensor, "batch target"],
+    ) -> Float[Tensor, "batch target vocab"]:
+        """Return the logits of each next token of the target."""
+        return self.logits(self.decode(target_in, self.encode(source)))
 
     def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
         """Encode sources, padded with id 0."""

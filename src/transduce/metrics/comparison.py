@@ -108,11 +108,11 @@ def paired_scores(
 
     Raises `DataError` unless all have a line for each reference.
     """
-    for hypotheses in systems.values():
-        for lines in (references, *more_references):
-            require_pairs(hypotheses, lines)
     texts = ScoredTexts.of([*systems.values(), references, *more_references])
     named = list(zip(systems, texts.columns, strict=False))
+    for _, hypotheses in named:
+        for lines in texts.columns[len(named) :]:
+            require_pairs(hypotheses, lines)
     documents = [list(lines) for lines in texts.columns[len(named) :]]
     baseline = named[0][1]
     num_different = [sum(map(ne, lines, baseline)) for _, lines in named]

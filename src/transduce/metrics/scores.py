@@ -293,6 +293,24 @@ def require_pairs(hypotheses: Sequence[str], references: Sequence[str]) -> None:
         )
 
 
+def _lines_of(text: Iterable[object]) -> list[str]:
+    """Return a text as a list; the characters of one string would count as lines."""
+    if isinstance(text, str | bytes):
+        raise DataError(
+            "A text to score must be a list of strings, but is "
+            f"{type(text).__name__}; put it into a list."
+        )
+    lines: list[str] = []
+    for line in text:
+        if not isinstance(line, str):
+            raise DataError(
+                "A text to score must be a list of strings, but number "
+                f"{len(lines) + 1:,} is {type(line).__name__}."
+            )
+        lines.append(line)
+    return lines
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredTexts:
     """Texts in Unicode NFC: hypotheses and references."""
@@ -302,9 +320,12 @@ class ScoredTexts:
     """Addition to a signature; empty if all texts were in NFC."""
 
     @classmethod
-    def of(cls, texts: Iterable[Sequence[str]]) -> "ScoredTexts":
-        """Write the texts in NFC."""
-        columns = list(texts)
+    def of(cls, texts: Iterable[Iterable[str]]) -> "ScoredTexts":
+        """Write the texts in NFC.
+
+        Raises `DataError` for a text that is not several strings.
+        """
+        columns: list[Sequence[str]] = list(map(_lines_of, texts))
         if all(is_normalized("NFC", line) for each in columns for line in each):
             return cls(columns=columns, steps=())
         written = [[normalize("NFC", line) for line in each] for each in columns]
@@ -333,9 +354,9 @@ def _score(
     steps: tuple[tuple[str, str], ...] = (),
 ) -> BleuScore:
     """Score by sacreBLEU; `steps` are added to its signature."""
-    for each in references:
-        require_pairs(hypotheses, each)
     texts = ScoredTexts.of([hypotheses, *references])
+    for each in texts.columns[1:]:
+        require_pairs(texts.columns[0], each)
     counted = metric.corpus_score(texts.columns[0], texts.columns[1:])
     return BleuScore(
         name=name,
@@ -376,11 +397,10 @@ def corpus_chrf(
     """
     from sacrebleu.metrics.chrf import CHRF
 
-    every = [references, *more_references]
-    for each in every:
-        require_pairs(hypotheses, each)
+    texts = ScoredTexts.of([hypotheses, references, *more_references])
+    for each in texts.columns[1:]:
+        require_pairs(texts.columns[0], each)
     metric = CHRF()
-    texts = ScoredTexts.of([hypotheses, *every])
     score = metric.corpus_score(texts.columns[0], texts.columns[1:]).score
     signature = texts.signed(metric.get_signature())
     return ChrfScore(name=f"chrF{metric.beta}", score=score, signature=signature)

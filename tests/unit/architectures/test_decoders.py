@@ -43,6 +43,13 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_call_of_a_model_returns_the_logits_of_each_next_token(
+    model: TransductionModel,
+) -> None:
+    assert isinstance(model, nn.Module)
+    assert torch.equal(model(SOURCE, TARGET), logits_of(model, SOURCE, TARGET))
+
+
 class Hypotheses:
     """Hypotheses in a decoder's state, with the source and the tokens of each.
 

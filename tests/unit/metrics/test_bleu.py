@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import sacrebleu
 from hypothesis import given, settings
@@ -372,6 +374,29 @@ class TestAllProtocols:
     def test_empty_hypotheses_alone_score_zero(self, bleu: Callable[..., BleuScore]):
         score = bleu(["", ""], ["a b c d", "e"])
         assert (score.score, score.brevity_penalty) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("a b", "must be a list of strings, but is str"),
+            (b"a b", "must be a list of strings, but is bytes"),
+            (["a b", None, "a"], "but number 2 is NoneType"),
+        ],
+    )
+    @pytest.mark.usefixtures("unchecked_types")
+    def test_a_text_that_is_not_several_strings_is_refused(
+        self, bleu: Callable[..., BleuScore], text: Any, message: str
+    ):
+        for texts in ((text, ["a", "b", "c"]), (["a", "b", "c"], text)):
+            with pytest.raises(DataError, match=message):
+                bleu(*texts)
+
+    @pytest.mark.usefixtures("unchecked_types")
+    def test_a_text_may_be_an_array_or_an_iterator(
+        self, bleu: Callable[..., BleuScore]
+    ):
+        lines = ["a b c d e", "f g h"]
+        assert bleu(np.array(lines), iter(lines)) == bleu(lines, lines)
 
     def test_an_empty_list_of_hypotheses_is_an_error(
         self, bleu: Callable[..., BleuScore]
