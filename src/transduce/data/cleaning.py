@@ -40,11 +40,12 @@ from transduce.metrics.scores import TargetScore
 from transduce.processes import WorkerLostError, WorkerProcess
 from transduce.settings import require_between
 from transduce.signals import signals_held
-from transduce.text.compression import MAGIC_BYTES, compression_of
 from transduce.text.corpus import (
+    MAGIC_BYTES,
     MAX_LINE_BYTES,
     Line,
     aligned_lines,
+    compression_of,
     full_windows,
     line_in_file,
     read_text,

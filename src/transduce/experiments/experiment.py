@@ -50,8 +50,7 @@ from transduce.processes import PYTHON, environment_of_python
 from transduce.report.report import Column, Section, Table
 from transduce.settings import flattened, require_between
 from transduce.signals import signals_held, stop_on_signal
-from transduce.text.compression import ENDINGS
-from transduce.text.corpus import read_pairs, read_text, require_text
+from transduce.text.corpus import ENDINGS, read_pairs, read_text, require_text
 from transduce.training.config import rate_setting
 
 RUNS, LOGS, CORPUS = "runs", "logs", "corpus"

@@ -67,8 +67,7 @@ from transduce.metrics.scores import (
     paper_bleu,
 )
 from transduce.model_folder import model_sum
-from transduce.text.compression import ENDINGS
-from transduce.text.corpus import read_pairs
+from transduce.text.corpus import ENDINGS, read_pairs
 from transduce.text.tokenizer import TOKENIZER_FILE, load_tokenizer
 from transduce.text.vocabulary import NUM_RESERVED
 from transduce.training.reward import sample_flops

@@ -15,7 +15,7 @@ from unicodedata import category
 
 from transduce.errors import ConfigError
 from transduce.settings import convert_and_check
-from transduce.text.compression import ENDINGS
+from transduce.text.corpus import ENDINGS
 
 NAMES = {
     "aa": "Afar", "ab": "Abkhazian", "ae": "Avestan", "af": "Afrikaans", "ak": "Akan",

@@ -28,7 +28,7 @@ from transduce.files import MADE_BY
 from transduce.grammar.corpus import Grammar
 from transduce.metrics.scores import TargetScore
 from transduce.processes import WorkerProcess
-from transduce.text.compression import MAGIC_BYTES, compression_of
+from transduce.text.corpus import MAGIC_BYTES, compression_of
 from transduce.text.languages import LanguagesConfig
 from waiting import PATIENCE_S
 
