@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from transduce.decoding import backend
-from transduce.decoding.beam_search import BeamSearch, GreedySearch
-from transduce.decoding.candidates import Excluded
+from transduce.decoding.beam_search import BeamSearch, Excluded, GreedySearch
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
 from transduce.decoding.search import Decoder, Hypothesis, Search, run_search
 from transduce.native import api

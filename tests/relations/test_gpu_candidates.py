@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transduce.decoding import torch_candidates
-from transduce.decoding.candidates import (
+from transduce.decoding.beam_search import (
     CandidateQuery,
     Candidates,
     Restrictions,

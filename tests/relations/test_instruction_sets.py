@@ -11,10 +11,18 @@ from beam_kinds import start_beam_search
 from instruction_sets import packed_weights
 from native_reading import after
 from transduce.data.tensors import pad_rows
-from transduce.decoding.batched_search import SearchTask, search_in_batches
-from transduce.decoding.candidates import CandidateQuery, find_candidates
+from transduce.decoding.beam_search import (
+    CandidateQuery,
+    find_candidates,
+)
 from transduce.decoding.native_decoder import NativeModel
-from transduce.decoding.search import Hypothesis, JoinableDecoder, RunningSearch
+from transduce.decoding.search import (
+    Hypothesis,
+    JoinableDecoder,
+    RunningSearch,
+    SearchTask,
+    search_in_batches,
+)
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.decoding.torch_decoder import TorchDecoder
 from transduce.decoding.torch_model import PackedLinear

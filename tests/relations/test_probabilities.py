@@ -12,9 +12,13 @@ from jaxtyping import Float32
 
 from transduce.checkpoint import Checkpoint
 from transduce.data.tensors import pad_rows
-from transduce.decoding.batched_search import score_pairs
-from transduce.decoding.candidates import log_likelihoods, log_mean, log_softmax
 from transduce.decoding.sampling import draw
+from transduce.decoding.search import (
+    log_likelihoods,
+    log_mean,
+    log_softmax,
+    score_pairs,
+)
 from transduce.decoding.torch_candidates import draw_by_torch, log_mean_by_torch
 from transduce.decoding.torch_model import score_targets
 from transduce.decoding.translator import Translator

@@ -21,10 +21,14 @@ from beam_kinds import (
     start_greedy_search,
 )
 from transduce.checkpoint import Checkpoint
-from transduce.decoding import backend, batched_search
-from transduce.decoding.batched_search import SearchTask, search_in_batches
+from transduce.decoding import backend, search
 from transduce.decoding.sampling import Sampling, sample
-from transduce.decoding.search import Hypothesis, RunningSearch
+from transduce.decoding.search import (
+    Hypothesis,
+    RunningSearch,
+    SearchTask,
+    search_in_batches,
+)
 from transduce.decoding.translations import in_order
 from transduce.decoding.translator import Translator
 from transduce.model.config import ModelConfig
@@ -270,7 +274,7 @@ def test_translations_do_not_depend_on_the_batch(
         next(own.translate_stream([source], config, [prefix]))
         for source, prefix in zip(sources, prefixes, strict=True)
     ]
-    monkeypatch.setattr(batched_search, "REFILL_SHARE", share)
+    monkeypatch.setattr(search, "REFILL_SHARE", share)
     own.batch_positions = 100
     together = own.translate_stream(sources, config, prefixes)
     for found, expected in zip(together, apart, strict=True):

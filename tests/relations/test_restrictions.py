@@ -18,11 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MarianConfig, MarianMTModel
 
-from transduce.decoding import candidates, native_search
+from transduce.decoding import beam_search, native_search
 from transduce.decoding.backend import start_search
-from transduce.decoding.beam_search import BeamSearch, GreedySearch
-from transduce.decoding.candidates import (
+from transduce.decoding.beam_search import (
+    BeamSearch,
     CandidateQuery,
+    GreedySearch,
     find_candidates,
     restrictions_after,
 )
@@ -119,7 +120,7 @@ def test_all_searches_obey_restrictions_alike(
     natively = found_natively(seed, config, prefixes)
     assert natively == found_in_python(seed, config, prefixes)
     with (  # so that PyTorch finds the candidates, as on a GPU
-        mock.patch.object(candidates, "native_logits", return_value=None),
+        mock.patch.object(beam_search, "native_logits", return_value=None),
         mock.patch.object(native_search, "native_logits", return_value=None),
     ):
         assert_same(found_natively(seed, config, prefixes, as_tensor=True), natively)

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 from native_reading import after
 from transduce.decoding import native_decoder
-from transduce.decoding.batched_search import SearchTask, search_in_batches
 from transduce.decoding.native_decoder import NativeDecoder, NativeModel
 from transduce.decoding.native_search import NativeGreedySearch, NativeSearch
-from transduce.decoding.search import Hypothesis, RunningSearch
+from transduce.decoding.search import (
+    Hypothesis,
+    RunningSearch,
+    SearchTask,
+    search_in_batches,
+)
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 from transduce.native import api

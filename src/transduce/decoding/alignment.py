@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float32
 
-from transduce.decoding.batched_search import similar_lengths
-from transduce.decoding.search import require_numbers
+from transduce.decoding.search import require_numbers, similar_lengths
 from transduce.errors import RequestError
 from transduce.text.corpus import full_windows
 from transduce.text.inline_tags import (

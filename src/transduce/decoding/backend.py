@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from transduce.architectures.config import architecture_of
-from transduce.decoding.beam_search import BeamSearch, GreedySearch
-from transduce.decoding.candidates import Excluded
+from transduce.decoding.beam_search import BeamSearch, Excluded, GreedySearch
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
     NativeModel,

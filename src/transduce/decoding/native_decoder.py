@@ -11,13 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.candidates import (
-    log_likelihoods,
-)
 from transduce.decoding.native_search import NativeSearch
 from transduce.decoding.search import (
     AllowedTokens,
     Decoder,
+    log_likelihoods,
 )
 from transduce.machine import num_threads
 from transduce.metrics.scores import TargetScore

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.beam_search import UNLIMITED
-from transduce.decoding.candidates import (
+from transduce.decoding.beam_search import (
+    UNLIMITED,
     CandidateQuery,
     Candidates,
     Excluded,

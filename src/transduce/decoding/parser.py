@@ -15,13 +15,15 @@ import numpy as np
 from jaxtyping import Bool, Float, Int64
 
 from transduce.decoding.backend import start_search
-from transduce.decoding.batched_search import SearchResult, SearchTask, StepRows
-from transduce.decoding.candidates import Excluded
+from transduce.decoding.beam_search import Excluded
 from transduce.decoding.search import (
     DecodingModel,
     Hypothesis,
     JoinableDecoder,
     RunningSearch,
+    SearchResult,
+    SearchTask,
+    StepRows,
     coverage_of,
     require_numbers,
     start_decoder,

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float32, Float64, Int64
 
-from transduce.decoding.candidates import log_softmax
-from transduce.decoding.search import Decoder, Hypothesis, Sentence, run_search
+from transduce.decoding.search import (
+    Decoder,
+    Hypothesis,
+    Sentence,
+    log_softmax,
+    run_search,
+)
 from transduce.search_config import SamplingConfig
 
 

@@ -25,8 +25,7 @@ from transduce.decoding.alignment import (
     symmetrized,
     word_attention,
 )
-from transduce.decoding.batched_search import score_pairs
-from transduce.decoding.search import Hypothesis
+from transduce.decoding.search import Hypothesis, score_pairs
 from transduce.decoding.translations import Pace, Part, Translation, detokenize
 from transduce.errors import listed_lines, warn_caller
 from transduce.metrics.scores import TargetScore

@@ -1,6 +1,6 @@
 """Candidates, samples and mean probabilities of logits that are tensors, on any device.
 
-`candidates` and `sampling` compute the same from arrays.
+`beam_search`, `search` and `sampling` compute the same from arrays.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float32, Float64, Int, Int32, Int64, Shaped
 from torch import Tensor
 
-from transduce.decoding.candidates import (
+from transduce.decoding.beam_search import (
     NOT_FORCED,
     CandidateQuery,
     Candidates,
@@ -35,7 +35,7 @@ SPAN = 64
 def find_by_torch(
     logits: Float[Any, "sentences group vocab"], query: CandidateQuery
 ) -> Candidates:
-    """Find the likeliest continuations, as `candidates.find_candidates` does."""
+    """Find the likeliest continuations, as `beam_search.find_candidates` does."""
     values, tokens = _likeliest(torch.as_tensor(logits), query)
     # Few numbers are left, for which numpy is faster.
     totals = values + query.log_probabilities[..., None]

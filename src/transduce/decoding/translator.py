@@ -24,14 +24,6 @@ from transduce.decoding.backend import (
     prepare_for_decoding,
     require_ensemble,
 )
-from transduce.decoding.batched_search import (
-    SearchResult,
-    SearchTask,
-    StepRows,
-    batch_positions,
-    score_pairs,
-    search_in_batches,
-)
 from transduce.decoding.native_decoder import (
     DecodingPrecision,
     NativeModel,
@@ -40,7 +32,13 @@ from transduce.decoding.native_decoder import (
 from transduce.decoding.search import (
     DecodingModel,
     Hypothesis,
+    SearchResult,
+    SearchTask,
+    StepRows,
+    batch_positions,
     require_numbers,
+    score_pairs,
+    search_in_batches,
 )
 from transduce.decoding.translations import (
     EMPTY,

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, NoReturn, cast
 
-from transduce.decoding.batched_search import (
+from transduce.decoding.search import (
     Searcher,
     SearchResult,
     SearchTask,

@@ -10,8 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transduce.decoding.batched_search import SearchTask, StepRows, batch_positions
-from transduce.decoding.search import RunningSearch
+from transduce.decoding.search import (
+    RunningSearch,
+    SearchTask,
+    StepRows,
+    batch_positions,
+)
 from transduce.decoding.worker_pool import (
     LATE_FRACTION,
     MAX_LATE_SHARES,

@@ -12,7 +12,7 @@ import torch
 from transduce.architectures.config import ByteNetConfig
 from transduce.checkpoint import Checkpoint, build
 from transduce.decoding.alignment import MAX_ALIGNED_TOKENS
-from transduce.decoding.batched_search import score_pairs
+from transduce.decoding.search import score_pairs
 from transduce.decoding.terms import (
     MAX_VARIANTS,
     _Draft,

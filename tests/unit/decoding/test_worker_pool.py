@@ -25,8 +25,13 @@ import torch
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.decoding import translator as translator_module
 from transduce.decoding import worker_pool
-from transduce.decoding.batched_search import SearchResult, SearchTask, StepRows
-from transduce.decoding.search import Hypothesis, Sentence
+from transduce.decoding.search import (
+    Hypothesis,
+    SearchResult,
+    SearchTask,
+    Sentence,
+    StepRows,
+)
 from transduce.decoding.translator import Translator, load
 from transduce.decoding.worker_pool import (
     MAX_PROCESSES,
