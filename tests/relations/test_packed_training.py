@@ -24,8 +24,8 @@ from transduce.nn.fuse import FusedTransformer, fuse, is_packable
 from transduce.text.vocabulary import BOS, EOS, PAD
 from transduce.training import memory
 from transduce.training.config import TrainingConfig
+from transduce.training.gradients import packed_parts
 from transduce.training.loss import BatchLoss
-from transduce.training.micro_batches import packed_parts
 from transduce.training.trainer import StepReport, Trainer
 
 pytest.importorskip("triton", exc_type=ImportError)

@@ -28,7 +28,7 @@ from transduce.nn.operators import Dropout, new_masking, own_generator, row_bloc
 from transduce.training import gradients
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ProcessGroup
-from transduce.training.micro_batches import own_micro_batches
+from transduce.training.gradients import own_micro_batches
 from transduce.training.trainer import StepReport, Trainer
 
 pytestmark = pytest.mark.usefixtures("quick_runs")

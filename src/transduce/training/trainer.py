@@ -27,14 +27,16 @@ from transduce.text.vocabulary import PAD
 from transduce.training.config import TrainingConfig
 from transduce.training.data_parallel import ALONE, ProcessGroup
 from transduce.training.gpu_gradients import compile_layers, is_worth_compiling
-from transduce.training.gradients import NUM_AT_ONCE, GradientAccumulator, num_at_once
-from transduce.training.loss import BatchLoss, GuidedAttention
-from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
-from transduce.training.micro_batches import (
+from transduce.training.gradients import (
+    NUM_AT_ONCE,
+    GradientAccumulator,
     LoadedMicroBatch,
     MemoryLimits,
     MicroBatchReader,
+    num_at_once,
 )
+from transduce.training.loss import BatchLoss, GuidedAttention
+from transduce.training.memory import SAFE_SHARE, MicroBatchSize, find_micro_batch
 from transduce.training.optimizer import (
     WeightOptimizer,
     require_moments,
