@@ -29,7 +29,6 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.named_corpora import NamedCorpus
 from transduce.device import choose_hardware
 from transduce.errors import ConfigError
-from transduce.experiments.environment import current_environment
 from transduce.experiments.experiment import (
     CORPUS,
     EvaluationText,
@@ -38,6 +37,7 @@ from transduce.experiments.experiment import (
     with_seed,
 )
 from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.resuming import current_environment
 from transduce.experiments.table2 import (
     Scoring,
     Table2,

@@ -44,14 +44,15 @@ from transduce.experiments.corpus_check import (
     without_preset,
 )
 from transduce.experiments.dev_corpus import DevScore, DevScoring
-from transduce.experiments.environment import (
+from transduce.experiments.presets import ADAPT, RunConfig
+from transduce.experiments.resuming import (
     current_environment,
     fitting_micro_batch,
+    lengthen,
     log_start,
+    refuse_changed_precision,
     warn_of_changes,
 )
-from transduce.experiments.presets import ADAPT, RunConfig
-from transduce.experiments.resuming import lengthen, refuse_changed_precision
 from transduce.experiments.run_corpus import (
     RunFiles,
     given_encoder,

@@ -29,9 +29,9 @@ from transduce.errors import (
     duration,
     percent,
 )
-from transduce.experiments.environment import Environment, recorded_environment
 from transduce.experiments.experiment import described_files, failed_runs
 from transduce.experiments.presets import ADAPT, RunConfig, preset
+from transduce.experiments.resuming import Environment, recorded_environment
 from transduce.experiments.run_folder import Entry, RunFolder, is_run
 from transduce.experiments.table2_training import (
     MEAN_LENGTH,

@@ -36,7 +36,6 @@ from transduce.data.prepared_corpus import (
     kept_pairs,
 )
 from transduce.errors import CheckpointError, ConfigError, DataError, unknown_name
-from transduce.experiments.environment import recorded_environment
 from transduce.experiments.experiment import (
     LOGS,
     RUNS,
@@ -56,6 +55,7 @@ from transduce.experiments.experiment import (
     write_record,
 )
 from transduce.experiments.presets import RunConfig, fitting_preset, preset
+from transduce.experiments.resuming import recorded_environment
 from transduce.experiments.run_folder import Entry, RunFolder, settings_of
 from transduce.files import read_json, write_json
 from transduce.machine import Precision

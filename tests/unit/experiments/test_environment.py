@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from transduce.device import Hardware
-from transduce.experiments import environment
-from transduce.experiments.environment import (
+from transduce.experiments import resuming
+from transduce.experiments.resuming import (
     Environment,
     current_environment,
     environment_changes,
@@ -35,7 +35,7 @@ def test_the_record_has_the_version_of_the_imported_triton(
     triton = ModuleType("triton")
     triton.__dict__["__version__"] = "3.6.0+amd"
     monkeypatch.setitem(sys.modules, "triton", triton)
-    monkeypatch.setattr(environment, "has_triton", lambda: True)
+    monkeypatch.setattr(resuming, "has_triton", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Instinct")
     gpu = Hardware(device=torch.device("cuda", 0), dtype=torch.bfloat16)
     assert current_environment(gpu, 1).instructions == "triton 3.6.0+amd"

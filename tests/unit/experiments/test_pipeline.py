@@ -26,10 +26,9 @@ from transduce.experiments.dev_corpus import (
     DevScore,
     Quality,
 )
-from transduce.experiments.environment import current_environment
 from transduce.experiments.pipeline import Consent, RunResult, RunStart, resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
-from transduce.experiments.resuming import refuse_changed_settings
+from transduce.experiments.resuming import current_environment, refuse_changed_settings
 from transduce.experiments.run_folder import RunFolder
 from transduce.training.config import BestBy
 from transduce.training.loss import BatchLoss

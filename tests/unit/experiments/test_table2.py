@@ -6,8 +6,8 @@ import pytest
 
 from transduce.analysis.cost import Cluster, estimate_flops, forecast, utilisation
 from transduce.errors import ConfigError
-from transduce.experiments.environment import Environment
 from transduce.experiments.presets import PRESETS
+from transduce.experiments.resuming import Environment
 from transduce.experiments.table2 import (
     P100S,
     PAPER_HOURS,

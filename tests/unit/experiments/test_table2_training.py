@@ -18,9 +18,9 @@ from transduce.data.corpus_files import CorpusFiles
 from transduce.data.dataset import EncodedPair, write_dataset
 from transduce.data.prepared_corpus import PairEncoder, encode_corpus
 from transduce.errors import CheckpointError, ConfigError, DataError
-from transduce.experiments.environment import Environment
 from transduce.experiments.experiment import EvaluationText, with_seed
 from transduce.experiments.presets import RunConfig, preset
+from transduce.experiments.resuming import Environment
 from transduce.experiments.table2 import TrainedTable2, trained_report
 from transduce.experiments.table2_training import (
     EXPERIMENT,
