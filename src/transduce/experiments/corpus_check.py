@@ -227,7 +227,8 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     pairs = interleaved([valid_pairs(*sides) for sides in files.sides], sizes)
     texts = learning_texts(pairs, characters)
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
-    require_suitable(config.augmentation, tokenizer)
+    if config.augmentation.used:
+        require_suitable(config.augmentation, tokenizer)
     default = config.languages.target if language_tags(files.tags) else None
     encoders = [
         encoder_of(corpus, tokenizer, corpus.target_language or default)
@@ -360,7 +361,8 @@ def check_prepared(
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if task == "translation":
         require_possible_bad_words(config.search, tokenizer)
-        require_suitable(config.augmentation, tokenizer)
+        if config.augmentation.used:
+            require_suitable(config.augmentation, tokenizer)
     unknown = unknown_ids(tokenizer)
     special = SpecialIds(
         tags=tag_ids(tokenizer),
