@@ -26,7 +26,7 @@ def test_the_tests_that_a_script_runs_exist(script: Path) -> None:
 
 
 def test_the_tested_versions_include_all_packages_for_development() -> None:
-    """Otherwise `scripts/test-newest` takes the missing one for a newer version."""
+    """Otherwise `scripts/test` installs any version of the missing one."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = {
