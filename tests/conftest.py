@@ -74,6 +74,16 @@ NUMBERS = {
 IdPairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
+def pytest_collection() -> None:
+    """Collect tests without garbage collection, which takes a quarter of the time:
+    nearly all objects stay."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 # A busy machine is no failure.
 settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
