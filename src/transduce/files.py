@@ -146,8 +146,12 @@ def path_of(key: str, value: object) -> Path:
 
 
 def require_file_name(key: str, name: str) -> None:
-    """Raise `ConfigError` if no file can have a name: it has a NUL character, or one
-    outside the system's encoding, such as half of a surrogate pair."""
+    """Raise `ConfigError` if no file can have a name, or if it begins with a ~ that a
+    shell would replace by a home folder.
+
+    A NUL character is in no name, nor one outside the system's encoding, such as half
+    of a surrogate pair.
+    """
     bad = "a NUL character" if "\0" in name else ""
     try:
         os.fsencode(name)
@@ -157,6 +161,12 @@ def require_file_name(key: str, name: str) -> None:
         raise ConfigError(
             f"`{key}` must be the name of a file or folder, but {shown(name)} holds "
             f"{bad}, which no name can have."
+        )
+    written = os.path.expanduser(name)
+    if written != name and not os.path.lexists(name.partition(os.sep)[0]):
+        raise ConfigError(
+            f"`{key}` must be written out, as only a shell replaces ~ by a home "
+            f"folder, but is {shown(name)}; write {written}."
         )
 
 

@@ -885,6 +885,35 @@ def test_half_of_a_surrogate_pair_is_in_no_name(call) -> None:
         call()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: transduce.load("~/model"),
+        lambda: transduce.train("a", "b", "~/model", preset="tiny"),
+        lambda: CorpusConfig(name="a", source="b", target=["c", "~/model"]),
+    ],
+)
+def test_a_tilde_that_a_shell_would_replace_is_refused(
+    call, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("one\n")
+    with pytest.raises(ConfigError, match=r"but is '~/model'; write /home/me/model\.$"):
+        call()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_a_file_whose_own_name_begins_with_a_tilde_is_a_path(
+    tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert path_of("path", "~no-such-user/model") == Path("~no-such-user/model")
+    (tmp_path / "~").mkdir()
+    assert path_of("path", "~/model") == Path("~/model")
+
+
 def test_a_name_that_is_not_utf8_is_a_path() -> None:
     name = os.fsdecode(b"caf\xe9")
     assert path_of("path", name) == Path(name)
