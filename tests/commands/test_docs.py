@@ -210,6 +210,14 @@ def test_the_json_of_commands_has_only_fields_that_are_described(
     assert missing == {}
 
 
+def test_the_log_of_a_run_has_only_fields_that_are_described(run: Path) -> None:
+    page = (ROOT / "docs" / "reference" / "files.md").read_text(encoding="utf-8")
+    section = page.split("\n### log.jsonl\n")[1].split("\n## ")[0]
+    lines = (run / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    fields = {field for line in lines for field in json.loads(line)}
+    assert fields - set(re.findall(r"`(\w+)`", section)) == set()
+
+
 def test_code_in_a_table_has_no_backslash_and_breaks_if_it_is_long() -> None:
     long = "zcat a.gz | " * 4
     cells = f"<td><code>a \\| b</code></td><td><code>{long}</code></td>"
