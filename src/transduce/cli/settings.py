@@ -7,7 +7,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from textwrap import wrap
@@ -28,6 +28,7 @@ KINDS: dict[Any, str] = {
     type(None): "none",
     Literal: "text",
     tuple: "list",
+    Sequence: "list",
     Mapping: "table of numbers",
 }
 """Names of the types of settings."""
