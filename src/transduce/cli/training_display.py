@@ -279,7 +279,7 @@ def _checkpoints(training: TrainingConfig) -> str:
     # With a reward, only checkpoints after an update by reward are averaged.
     averaged = [step for step in last if step > first or training.reward == "none"]
     if len(averaged) == 1:
-        return f"Checkpoints: every {often}, without an average"
+        return f"Checkpoints: every {often}; the average is of the last one alone"
     before = (averaged[0] - 1) // every * every
     share = percent(1 - before / training.steps)
     return (

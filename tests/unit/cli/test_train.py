@@ -115,11 +115,14 @@ def test_a_forecast_made_under_load_says_so(capsys, share, said):
     ("training", "text"),
     [
         ({"steps": 300}, "average is of the last 2, from the last 100% of the"),
-        ({"steps": 250}, "every 250 updates, without an average"),
+        ({"steps": 250}, "every 250 updates; the average is of the last one alone"),
         ({"steps": 3_000}, "average is of the last 5, from the last 42% of the"),
         ({"steps": 3_010}, "average is of the last 5, from the last 34% of the"),
         ({"steps": 900_000}, "average is of the last 5, from the last 0.1% of the"),
-        ({"steps": 3_000, "keep_checkpoints": 1}, "updates, without an average"),
+        (
+            {"steps": 3_000, "keep_checkpoints": 1},
+            "updates; the average is of the last one alone",
+        ),
         # Those at 1,500 and 1,510.
         (
             {"steps": 1_510, "reward": "gleu", "reward_steps": 100},
