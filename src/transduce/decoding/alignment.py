@@ -42,6 +42,11 @@ MAX_ALIGNED_TOKENS = 700
 """Longest sentence whose words are linked by attention, which grows with the square of
 its length. Sources are translated in parts of at most 600 tokens, if these are
 characters, and by default a translation has at most 50 more."""
+WHY_UNALIGNED = (
+    "words of the source and the translation could not be aligned, as a side has "
+    f"{MAX_ALIGNED_TOKENS} or more tokens, or characters that the vocabulary lacks"
+)
+"""Explanation of warnings about a translation that `word_attention` leaves out."""
 CHOOSING_PAIRS = 256
 """Number of pairs by which the best map of a model is chosen."""
 

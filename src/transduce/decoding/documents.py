@@ -7,12 +7,13 @@ theirs. `translate_document` does this at once, the server in its own steps.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
-from transduce.decoding.alignment import attended_links
-from transduce.decoding.translations import Translation, with_best
-from transduce.errors import packages_for
+from transduce.decoding.alignment import WHY_UNALIGNED, attended_links
+from transduce.decoding.translations import Pace, Translation, with_best
+from transduce.errors import packages_for, shortened, warn_caller
 from transduce.search_config import SearchConfig
 from transduce.text.corpus import full_windows, require_characters
 from transduce.text.inline_tags import WordLinks
@@ -54,12 +55,17 @@ def translate_document(
 ) -> Iterator[str]:
     """Yield the pieces of a document's translation, in order.
 
+    A `TransduceWarning` quotes each sentence that is so long that it is translated in
+    parts, or whose translation may lack terms of the glossary.
+
     Raises `RequestError` for text that is not valid Unicode, and for HTML if the
     package that reads it is not installed.
     """
     require_characters(document)
     segments = split_document(document, format, translator.source_language)
-    several = translator.translate_stream(sentences(segments), config)
+    texts = sentences(segments)
+    pace = Pace(on_unplaced=partial(_warn_of_unplaced, texts))
+    several = translator.translate_stream(texts, config, pace=pace)
     found = (with_best(each, 1) for each in several)
     joiner = SegmentJoiner()
     for window in full_windows(segments, LINKED_AT_ONCE):
@@ -70,10 +76,24 @@ def translate_document(
             piece, text = copied(segment), ""
             if segment.is_sentence:
                 (_, translation), links = next(results)
+                if translation.num_parts > 1:
+                    warn_caller(
+                        f"The sentence {shortened(segment.sentence or '')} is too long,"
+                        f" and is translated in {translation.num_parts} parts."
+                    )
                 piece = written(format, segment, translation, [links])
                 text = translation.text
             yield from (each.text for each in joiner.add(segment, piece, text))
     yield from (each.text for each in joiner.rest())
+
+
+def _warn_of_unplaced(texts: Sequence[str], numbers: Sequence[int]) -> None:
+    """Quote the sentences of these numbers, from 1, which may lack terms."""
+    for number in numbers:
+        warn_caller(
+            "Terms of the glossary may be missing in the translation of the sentence "
+            f"{shortened(texts[number - 1])}: {WHY_UNALIGNED}."
+        )
 
 
 def _links(

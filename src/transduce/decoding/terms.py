@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from transduce.decoding.alignment import (
-    MAX_ALIGNED_TOKENS,
+    WHY_UNALIGNED,
     symmetrized,
     word_attention,
 )
@@ -111,9 +111,8 @@ def with_terms(
 
 def _warn_of_unplaced(lines: Sequence[int]) -> None:
     warn_caller(
-        f"Terms of the glossary may be missing in {listed_lines(lines)}: words of the "
-        "source and the translation could not be aligned, as a side has "
-        f"{MAX_ALIGNED_TOKENS} or more tokens, or characters that the vocabulary lacks."
+        f"Terms of the glossary may be missing in {listed_lines(lines)}: "
+        f"{WHY_UNALIGNED}."
     )
 
 

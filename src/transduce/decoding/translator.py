@@ -563,7 +563,8 @@ class Translator:
         Raises
         ------
         RequestError
-            The model parses, or a package that reads HTML is missing.
+            The model parses, the document is not valid Unicode, or a package that reads
+            HTML is missing.
         """
         from transduce.decoding.documents import Format, translate_document
 

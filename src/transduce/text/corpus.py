@@ -71,6 +71,10 @@ class Line:
                 "but this one is longer; split it into sentences, or drop it: "
                 "`transduce clean` drops such pairs."
             )
+        return self.text_of_any_length()
+
+    def text_of_any_length(self) -> str:
+        """Decode the line; `DataError` as by `text`, but not for its length."""
         if self.number == 1 and self.content.startswith(UTF_16_MARKS):
             raise DataError(
                 f"{self.place}: a line must be valid UTF-8, but this file begins like "
@@ -110,14 +114,16 @@ def read_lines(path: Path) -> Iterator[Line]:
 def read_document(path: Path) -> str:
     """Read a plain or compressed file as one text, with its line ends.
 
-    Raises `DataError` for a line that is no text, as `Line.text` does.
+    Raises `DataError` for a line that is no text, as `Line.text` does, but not for its
+    length: a whole page of HTML may be one line.
     """
     with _opened(path) as stream:
         content = stream.read().removeprefix(BYTE_ORDER_MARK)
     lines = enumerate(content.split(b"\n"), start=1)
     named = Path(name_of(path))
     return "\n".join(
-        Line(path=named, number=number, content=line).text() for number, line in lines
+        Line(path=named, number=number, content=line).text_of_any_length()
+        for number, line in lines
     )
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.alignment import MAX_ALIGNED_TOKENS
 from transduce.decoding.documents import LINKED_AT_ONCE
 from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError, RequestError
+from transduce.errors import ConfigError, RequestError, TransduceWarning
 from transduce.search_config import SearchConfig
 
 
@@ -53,6 +54,28 @@ def test_a_document_has_the_best_translation_whatever_their_number(
 def test_text_without_a_sentence_stays(translator: Translator) -> None:
     assert translator.translate_document(" \n5 + 5\n") == " \n5 + 5\n"
     assert translator.translate_document("") == ""
+
+
+def test_sentences_in_parts_and_without_their_terms_are_quoted(
+    translator: Translator,
+) -> None:
+    long = "one two " * 200 + "three."
+    with pytest.warns(TransduceWarning) as caught:
+        translator.translate_document(f"One two.\n{long}\nOne.")
+    [warning] = caught
+    assert str(warning.message).startswith("The sentence 'one two one two ")
+    assert "…' is too long, and is translated in " in str(warning.message)
+    length = SearchConfig(
+        beam_size=1, min_length=MAX_ALIGNED_TOKENS, max_length=MAX_ALIGNED_TOKENS + 50
+    )
+    with pytest.warns(TransduceWarning) as caught:
+        translator.with_glossary({"two": "paar"}).translate_document(
+            "One three. One two. One.", length
+        )
+    [warning] = caught
+    assert "in the translation of the sentence 'One two.': words" in str(
+        warning.message
+    )
 
 
 def test_html_without_its_package_is_refused(

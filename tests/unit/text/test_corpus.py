@@ -24,6 +24,7 @@ from transduce.text.corpus import (
     aligned_lines,
     arriving_windows,
     full_windows,
+    read_document,
     read_lines,
     read_pairs,
     read_text,
@@ -377,6 +378,19 @@ def test_a_line_that_is_too_long_is_reported_with_file_and_line(file, begin, end
     path = file("text", begin + b"a" * (MAX_LINE_BYTES + 1) + end)
     with pytest.raises(DataError, match=f"^{path}:1: .* at most 1,000,000 bytes long"):
         texts(path)
+
+
+def test_a_document_may_have_lines_of_any_length(file):
+    content = "\r\n" + "ä" * MAX_LINE_BYTES + "\n\nb"
+    path = file("text", gzip.compress(BYTE_ORDER_MARK + content.encode()))
+    assert read_document(path) == content
+
+
+@pytest.mark.parametrize("line", [b"\xff", b"\0", b"\x1b$B"], ids=ascii)
+def test_a_line_of_a_document_that_is_no_text_is_named(file, line):
+    path = file("text", b"a" * (MAX_LINE_BYTES + 1) + b"\r\n" + line)
+    with pytest.raises(DataError, match=f"^{path}:2: a line must be "):
+        read_document(path)
 
 
 def test_a_line_that_is_too_long_is_found_anywhere(file):
