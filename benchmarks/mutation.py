@@ -68,9 +68,7 @@ GROUPS = {
     "search": Group(
         modules=tuple(
             f"decoding/{name}.py"
-            for name in (
-                "beam_search", "candidates", "native_search", "search",
-            )
+            for name in ("beam_search", "native_search", "search")
         ),
         tests=(
             "unit/decoding/test_beam_search.py", "unit/decoding/test_greedy_search.py",

@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from mutation import GROUPS
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = [
@@ -23,6 +24,13 @@ SCRIPTS = [
 def test_the_tests_that_a_script_runs_exist(script: Path) -> None:
     names = re.findall(r"(?<!\S)tests/[\w./]+", script.read_text(encoding="utf-8"))
     assert [name for name in names if not (ROOT / name).exists()] == []
+
+
+def test_the_modules_and_the_tests_of_the_mutation_test_exist() -> None:
+    for group in GROUPS.values():
+        modules = [ROOT / "src" / "transduce" / each for each in group.modules]
+        tests = [ROOT / "tests" / each for each in group.tests]
+        assert [path for path in (*modules, *tests) if not path.exists()] == []
 
 
 def test_the_tested_versions_include_all_packages_for_development() -> None:
