@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sacrebleu
@@ -89,6 +90,16 @@ def test_an_empty_list_of_hypotheses_is_an_error():
     message = r"^The number of hypotheses must be at least 1, but is 0\.$"
     with pytest.raises(DataError, match=message):
         corpus_chrf([], [])
+
+
+@pytest.mark.usefixtures("unchecked_types")
+@pytest.mark.parametrize("position", range(3))
+def test_one_string_in_place_of_a_list_is_refused(position: int):
+    texts: list[Any] = [["a"], ["a"], ["a"]]
+    texts[position] = "a"
+    hypotheses, references, more = texts
+    with pytest.raises(DataError, match="must be a list of strings, but is str"):
+        corpus_chrf(hypotheses, references, more_references=[more])
 
 
 def test_unequal_numbers_of_lines_are_an_error():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -126,6 +127,13 @@ def test_a_test_of_unequal_numbers_of_lines_is_refused(lines: list[str]) -> None
     systems = {"baseline": ["x y", "z"], "other": lines}
     with pytest.raises(DataError, match="The number of references must be"):
         paired_scores(systems, ["x y", "z"], [BLEU(force=True)], FEW)
+
+
+@pytest.mark.usefixtures("unchecked_types")
+def test_a_system_of_one_string_is_refused() -> None:
+    systems: dict[str, Any] = {"baseline": ["x", "y"], "other": "xy"}
+    with pytest.raises(DataError, match="must be a list of strings, but is str"):
+        paired_scores(systems, ["x", "y"], [BLEU(force=True)], FEW)
 
 
 def test_p_values_depend_on_the_seed_alone(
