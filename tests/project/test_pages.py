@@ -93,8 +93,8 @@ def test_each_python_program_of_a_page_defines_the_names_that_it_uses(
     page: Path,
 ) -> None:
     programs = [text for language, _, text in _blocks(page) if language == "python"]
-    included = [text for text in programs if not text.startswith("--8<--")]
-    assert [names for text in included if (names := _undefined(text))] == []
+    written = [text for text in programs if not text.startswith("--8<--")]
+    assert [names for text in written if (names := _undefined(text))] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -11,10 +11,7 @@ from beam_kinds import start_beam_search
 from instruction_sets import packed_weights
 from native_reading import after
 from transduce.data.tensors import pad_rows
-from transduce.decoding.beam_search import (
-    CandidateQuery,
-    find_candidates,
-)
+from transduce.decoding.beam_search import CandidateQuery, find_candidates
 from transduce.decoding.native_decoder import NativeModel
 from transduce.decoding.search import (
     Hypothesis,

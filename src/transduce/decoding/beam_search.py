@@ -14,12 +14,13 @@ drop no hypothesis, the best score of all is found.
 Greedy search takes the likeliest token at each step. It differs from beam search with a
 beam of one, which compares finished hypotheses of different lengths.
 
-`find_candidates` finds the likeliest next tokens of a step, of logits in fp32 on a CPU
-by the native library, of all others by `torch_candidates`. All sums run in the order of
-the vocabulary, so that equal logits always give equal results. `Restrictions` excludes
-or penalizes tokens, given the tokens of a hypothesis so far: `no_repeat_ngram`,
-`repetition_penalty` and `bad_words` of `SearchConfig` (in the native library
-csrc/decode/restrictions.c).
+`find_candidates` finds the likeliest next tokens of a step: in the native library for
+logits in fp32 on a CPU, in `torch_candidates` for all others. All sums run in the order
+of the vocabulary, so that equal logits always give equal results.
+
+`Restrictions` excludes or penalizes tokens, given the tokens of a hypothesis so far:
+`no_repeat_ngram`, `repetition_penalty` and `bad_words` of `SearchConfig` (in the native
+library csrc/decode/restrictions.c).
 """
 
 import math
@@ -39,14 +40,7 @@ from transduce.decoding.search import (
     coverage_of,
     run_search,
 )
-from transduce.native import (
-    RowTokens,
-    api,
-    check,
-    ffi,
-    native_logits,
-    pointer,
-)
+from transduce.native import RowTokens, api, check, ffi, native_logits, pointer
 from transduce.search_config import SearchConfig
 
 UNLIMITED = 2**62

@@ -18,20 +18,9 @@ from transduce.decoding.beam_search import (
     Restrictions,
     find_candidates,
 )
-from transduce.decoding.search import (
-    Coverage,
-    Hypothesis,
-    Sentence,
-)
+from transduce.decoding.search import Coverage, Hypothesis, Sentence
 from transduce.machine import num_threads
-from transduce.native import (
-    RowTokens,
-    api,
-    check,
-    ffi,
-    native_logits,
-    pointer,
-)
+from transduce.native import RowTokens, api, check, ffi, native_logits, pointer
 from transduce.search_config import SearchConfig
 
 

@@ -8,6 +8,7 @@ ids and row numbers are numpy arrays; logits are an array or a tensor on any dev
 `search_in_batches` searches for any number of sentences. They are sorted by length, so
 that a batch holds similar ones; finished sentences leave it and new ones join it.
 `worker_pool` shares sentences among processes, each of which has batches of its own.
+`score_pairs` scores given targets in batches.
 
 Two decoders change the logits of others: `Ensemble` averages the probabilities of
 several models, and `with_shortlists` restricts each sentence to its shortlist.

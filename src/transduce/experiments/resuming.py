@@ -1,10 +1,10 @@
 """Resumed runs: what may change since the last start, and what each start records.
 
-Of the settings, only the number of updates may change. Hardware, software and
-micro-batches determine the weights bit for bit: other numbers of threads or processes
-sum in another order, other versions and processors use other kernels, and dropout and
-rounding depend on how batches are split. A resumed run has the micro-batches of its
-last start, if they fit, and warns of changes.
+Of the settings, only the number of updates may change; files and precision may not.
+Hardware, software and micro-batches determine the weights bit for bit: other numbers of
+threads or processes sum in another order, other versions and processors use other
+kernels, and dropout and rounding depend on how batches are split. A resumed run has the
+micro-batches of its last start, if they fit, and warns of changes.
 """
 
 import math

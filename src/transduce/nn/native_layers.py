@@ -66,7 +66,8 @@ def has_native_attention(
     return (
         is_native(query)
         and len(query) == len(attended)
-        # The output is in fp32, from which the next product makes bf16 alone.
+        # The output is in fp32. The next linear map converts it to bf16, if its own
+        # weights are, but to no other dtype.
         and query.dtype in (torch.float32, torch.bfloat16)
         and attended.size(1) > 0
         and (attended.size(1) <= MAX_KEYS or dropout > 0)

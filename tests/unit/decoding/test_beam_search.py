@@ -13,10 +13,7 @@ from beam_kinds import (
     beam_search,
     kind_of_beam,  # noqa: F401
 )
-from transduce.decoding.beam_search import (
-    CandidateQuery,
-    find_candidates,
-)
+from transduce.decoding.beam_search import CandidateQuery, find_candidates
 from transduce.decoding.search import Hypothesis
 from transduce.errors import ConfigError
 from transduce.search_config import SearchConfig

@@ -5,10 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transduce.decoding.beam_search import (
-    CandidateQuery,
-    find_candidates,
-)
+from transduce.decoding.beam_search import CandidateQuery, find_candidates
 from transduce.decoding.torch_candidates import find_by_torch
 from transduce.native import api, native_logits
 

@@ -550,8 +550,8 @@ WRITTEN_PATTERNS = {
     *("e96f60fe8b23540f", "56d98f372f0e2906", "df76f53e8e6f76e7"),
     *("00a98f80c7e7f6cc", "9f8d336110f9f31c"),
 }
-"""Digests of the patterns of words in tokenizers that versions up to this one wrote. A
-new pattern is added; none is taken away, as models that have it would not load."""
+"""Digests of all word patterns that tokenizers have been written with. Add new ones and
+remove none: models with a removed pattern would not load."""
 
 
 def test_the_patterns_of_all_tokenizers_written_so_far_are_known():
