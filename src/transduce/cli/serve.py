@@ -133,8 +133,7 @@ def serve(
         from transduce.serving.request_queue import QueueConfig, RequestQueue
     names = [served_models.ModelName.parse(model) for model in models]
     served_models.require_distinct(names)
-    glossaries = [served_models.ServedGlossary.read(each) for each in glossary]
-    served_models.require_distinct_glossaries(glossaries)
+    glossaries = served_models.read_glossaries(glossary)
     queue_config = QueueConfig(
         max_waiting=max_waiting,
         timeout_s=timeout,

@@ -32,6 +32,7 @@ from transduce.errors import ConfigError, RequestError, TooLongError
 from transduce.files import real_path
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
+from transduce.text.corpus import require_one_standard_input
 from transduce.text.glossary import Glossary, read_glossary
 from transduce.text.inline_tags import WordLinks
 from transduce.text.languages import (
@@ -256,9 +257,7 @@ class ServedGlossary:
         text that names an existing file is never split. Raises `ConfigError` for an
         invalid name or language, and the errors of `read_glossary`.
         """
-        given, equals, file = text.partition("=")
-        if not equals or Path(text).exists():
-            given, file = DEFAULT, text
+        given, file = _name_and_file(text)
         pieces = given.split(":")
         if not file or len(pieces) > 3:
             raise ConfigError(
@@ -287,7 +286,25 @@ class ServedGlossary:
         return ":".join((*languages, self.name))
 
 
-def require_distinct_glossaries(glossaries: Sequence[ServedGlossary]) -> None:
+def read_glossaries(texts: Sequence[str]) -> list[ServedGlossary]:
+    """Read the glossaries that are given as options of a command.
+
+    Raises the errors of `ServedGlossary.read`, `DataError` if several are standard
+    input, and `ConfigError` if two have the same name and languages.
+    """
+    require_one_standard_input([Path(_name_and_file(text)[1]) for text in texts])
+    glossaries = [ServedGlossary.read(text) for text in texts]
+    _require_distinct_glossaries(glossaries)
+    return glossaries
+
+
+def _name_and_file(text: str) -> tuple[str, str]:
+    """Split an option into the name, with languages, and the file of a glossary."""
+    name, equals, file = text.partition("=")
+    return (name, file) if equals and not Path(text).exists() else (DEFAULT, text)
+
+
+def _require_distinct_glossaries(glossaries: Sequence[ServedGlossary]) -> None:
     """Raise `ConfigError` if two glossaries have the same name and languages."""
     for i, each in enumerate(glossaries):
         if str(each) in map(str, glossaries[:i]):

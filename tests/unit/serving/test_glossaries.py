@@ -20,7 +20,7 @@ from transduce.serving.request_queue import QueueConfig, RequestQueue, _log_unpl
 from transduce.serving.served_models import (
     ServedGlossary,
     ServedModel,
-    require_distinct_glossaries,
+    read_glossaries,
     require_usable,
 )
 from transduce.text.glossary import Glossary, find_word
@@ -307,11 +307,18 @@ def test_a_glossary_that_no_model_can_use_is_refused(
         require_usable(several, models)
 
 
-def test_two_glossaries_of_one_name_and_languages_are_refused() -> None:
-    law = glossary("law", "paar", "en", "de")
+def test_two_glossaries_of_one_name_and_languages_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "terms.tsv"
+    file.write_text("two\tpaar\n")
     with pytest.raises(ConfigError, match="different names, but two are 'law'"):
-        require_distinct_glossaries([law, glossary("law", "zwo", "en", "de")])
-    require_distinct_glossaries([law, glossary("law", "zwo"), glossary("x", "zwo")])
+        read_glossaries([f"en:de:law={file}", f"en:de:law={file}"])
+    read = read_glossaries([f"en:de:law={file}", f"law={file}", f"x={file}"])
+    assert list(map(str, read)) == ["en:de:law", "law", "x"]
+
+
+def test_one_glossary_can_be_standard_input() -> None:
+    with pytest.raises(DataError, match="Standard input must stand for one file"):
+        read_glossaries(["-", "law=-"])
 
 
 def test_a_model_without_cross_attention_is_named(
