@@ -56,6 +56,7 @@ def test_a_translator_has_exactly_these_public_members() -> None:
         "token_ids",
         "torch_model",
         "translate",
+        "translate_document",
         "translate_stream",
         "with_glossary",
         "with_tag",
