@@ -136,8 +136,7 @@ def written(
 ) -> TranslatedSegment:
     """Return a sentence's translations in the format of its document.
 
-    `links` are those of the translation and of each alternative, as far as these are
-    written; they place the tags of HTML.
+    `links` place the tags of HTML: those of the translation, then of each alternative.
     """
     texts = texts_of(translation)
     if format == "html":
