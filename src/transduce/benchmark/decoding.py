@@ -161,8 +161,9 @@ class DecoderSpeed:
     """Share of greedy translations that equal those of our fp32. The last token of a
     forced length is not compared, as only ours may be an end token."""
     beam_agreement: float | None
-    """Setting for beam search without a forced length. Endless repetitions may
-    differ, as the peers limit the length by batch."""
+    """Share of beam search's translations without a forced length that equal those of
+    our fp32. Endless repetitions may differ, as the peers limit the length by
+    batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

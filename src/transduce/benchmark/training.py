@@ -521,7 +521,7 @@ def measure_training(
 
 
 def in_large_batches(run: RunConfig) -> RunConfig:
-    """Make batches as large as an update, which we join and which is best for peers."""
+    """Return a run with batches as large as an update, which is fastest for peers."""
     batching = run.batching
     size = max(batching.source_tokens, batching.target_tokens, batching.batch_tokens)
     return replace(run, batching=replace(batching, batch_tokens=size))

@@ -969,8 +969,8 @@ def interdependent_lines(translator: Translator, *, with_scores: bool) -> int:
     """Return the number of lines whose results may depend on each other by rounding.
 
     It is 1 where the native library decodes in fp32, or in int8 if scores do not
-    matter; with a glossary they choose the forms of terms. PyTorch's results depend on
-    the batch in every precision.
+    matter. They do with a glossary, where scores choose the forms of terms. PyTorch's
+    results depend on the batch in every precision.
     """
     has_scores = with_scores or translator.glossary is not None
     is_exact = translator.precision == "fp32" or not has_scores

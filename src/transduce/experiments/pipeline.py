@@ -7,7 +7,7 @@ Both use `_Run`. It loads the newest checkpoint (`_load_newest`), trains to the 
 again from a checkpoint if the loss diverges (`_train_to_the_end`), scores each
 checkpoint (`_score`), and makes the run's model (`_finish`). Its parts are in the
 modules beside this one: `run_corpus` and `run_folder` read and write files,
-`environment` records each start of the run, `run_training` makes the trainer, keeps
+`resuming` records each start of the run, `run_training` makes the trainer, keeps
 checkpoints and chooses the final model, and `dev_corpus` scores them.
 """
 

@@ -374,8 +374,9 @@ class RunFolder:
             if earlier.is_dir():
                 remove_folder(earlier, MODEL_FILES)
             (self.path / AVERAGED).rename(earlier)
+        # Then the log. After a crash before the record is written, the same call adds
+        # another entry of kind `LENGTHENED`, which changes nothing.
         self.log.replace(entries)
-        # Then the log. A crash before the next line leaves a line that changes little.
         record = {**read_json(self.path / RUN_CONFIG), "settings": asdict(config)}
         write_json(self.path / RUN_CONFIG, record)
 

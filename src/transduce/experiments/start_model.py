@@ -472,7 +472,7 @@ def _share(side: EncodedSide, ids: Sequence[int]) -> float:
 
 
 def _unknown_ids(tokenizer: Tokenizer) -> tuple[list[int], str]:
-    """Ids that stand for unknown text in a tokenizer, and an adjective for them."""
+    """Ids that stand for unknown text, and words that describe them after "are"."""
     if found := unknown_ids(tokenizer):
         return found, "unknown"
     first = len(SPECIAL_PIECES)

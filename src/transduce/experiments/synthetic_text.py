@@ -2,7 +2,11 @@
 
 Translations are appended to one file, whose whole lines survive any end of the process.
 Translation continues after them, and gives the file that an uninterrupted process would
-have written: random numbers depend on a line's number alone.
+have written: random numbers depend on a line's number alone. `record_settings` keeps a
+record of the settings beside it, so that only the same work continues in a folder.
+
+`back_translate` makes pairs of text of the target language, and `distillation` of text
+of the source language, by the same functions.
 """
 
 import json

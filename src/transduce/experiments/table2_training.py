@@ -213,15 +213,15 @@ def _at_scale(config: RunConfig, scale: float) -> RunConfig:
 
 
 def with_steps(config: RunConfig, factor: Fraction) -> RunConfig:
-    """Multiply the number of updates, and all settings that are one, by a factor.
+    """Multiply all settings that are a number of updates by a factor.
 
-    A phase begins after that many times as many updates.
+    The number of updates before each phase is multiplied too.
     """
     training = config.training
     changed: dict[str, Any] = {
         name: max(round(value * factor), 1)
         for name in ("steps", *STEP_SETTINGS)
-        if isinstance(value := getattr(training, name, None), int) and value > 0
+        if (value := getattr(training, name)) is not None and value > 0
     }
     changed |= {
         name: round((value - 1) * factor) + 1

@@ -221,7 +221,7 @@ def _fill_attention(
     query, key_value, output = (
         f"{layer}.{kind}.project_{part}" for part in ("query", "key_value", "output")
     )
-    # The maps of a self-attention form one product.
+    # CTranslate2 computes the projections of self-attention by one product.
     inputs = (
         [(query, key_value)] if kind == "self_attention" else [(query,), (key_value,)]
     )
@@ -231,7 +231,7 @@ def _fill_attention(
 
 
 def _fill(spec: Any, weights: Mapping[str, Tensor], *names: str) -> None:
-    """Fill a map with one map, whose memory it shares, or with several, joined."""
+    """Fill a linear layer with one of ours, sharing its memory, or several joined."""
     for part in ("weight", "bias"):
         first, *others = (weights[f"{name}.{part}"] for name in names)
         whole = torch.cat([first, *others]) if others else first
