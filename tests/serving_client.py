@@ -102,9 +102,10 @@ def running(
     access: AccessConfig | None = None,
     taking: ServerConfig | None = None,
     host: str = "127.0.0.1",
+    pivots: Sequence[str] = (),
 ) -> Iterator[RunningServer]:
     """Run a server until the end of the block; clients use IPv4 whatever the host."""
-    app = create_app(models, config, access)
+    app = create_app(models, config, access, pivots)
     with running_app(app, models, taking, host) as server:
         yield server
 

@@ -21,7 +21,11 @@ from transduce.decoding.translator import Translator
 from transduce.model.transformer import Transformer
 from transduce.search_config import SearchConfig
 from transduce.serving.request_queue import RequestQueue
-from transduce.serving.served_models import DocumentOptions, translate_documents
+from transduce.serving.translation import (
+    DocumentOptions,
+    Step,
+    translate_documents,
+)
 from transduce.text.tokenizer import learn_tokenizer, load_tokenizer
 from transduce.text.vocabulary import TokenizerConfig
 
@@ -126,7 +130,9 @@ def test_html_keeps_its_tags_as_the_server_places_them(
     found = succeeds("translate", model, "--format", "html", stdin=document.encode())
     options = DocumentOptions(format="html", language="en")
     with RequestQueue(transduce.load(model, device="cpu")) as queue:
-        [served] = asyncio.run(translate_documents(queue, [document], options, 0))
+        [served] = asyncio.run(
+            translate_documents([Step(queue=queue)], [document], options, 0)
+        )
     assert found == served.text
     assert re.findall("<[^>]+>", found).count("<b>") == 1
     assert found.startswith("<!doctype html>\n<p>")

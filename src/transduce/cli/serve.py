@@ -18,6 +18,7 @@ from transduce.errors import ConfigError, packages_for
 from transduce.machine import leave_a_core
 from transduce.model_folder import find_model
 from transduce.search_config import SearchConfig
+from transduce.text.languages import canonical
 from transduce.trees.linearization import SYMBOLS_FILE
 
 
@@ -25,6 +26,7 @@ def serve(
     *models: str,
     host: str = "127.0.0.1",
     port: int = 5000,
+    pivot: tuple[str, ...] = (),
     glossary: tuple[str, ...] = (),
     api_keys: Path | None = None,
     requests_per_minute: int | None = None,
@@ -67,6 +69,10 @@ def serve(
         Address to listen at; the default serves only this machine.
     port
         Port to listen at; 0 for any free port.
+    pivot
+        Language between two models, such as en: a request from German to French that no
+        single model can answer is translated from German to English, then to French.
+        The option may be repeated; by default there is none.
     glossary
         Glossary, as FILE, NAME=FILE, SOURCE:TARGET=FILE or SOURCE:TARGET:NAME=FILE; the
         option may be repeated. Each line of a file has a term and, after a tab, its
@@ -167,9 +173,11 @@ def serve(
         "shortlist": shortlist,
     }
     # Refuse options before a model is loaded.
+    pivot = tuple(map(canonical, pivot))
     SearchConfig().given(options)
     _require_translator(
-        {**options, "glossary": glossary or None}, [each.folders[0] for each in names]
+        {**options, "glossary": glossary or None, "pivot": pivot or None},
+        [each.folders[0] for each in names],
     )
     with server.listen(host, port) as listener:
         served = [
@@ -188,8 +196,8 @@ def serve(
         bound, bound_port = listener.getsockname()[:2]
         address = f"http://{written_host}:{bound_port}"
         access_config = replace(access_config, is_local=admission.is_loopback(bound))
+        app = server.create_app(served, admission_config, access_config, pivot)
         print(f"Serving {', '.join(m.name for m in served)} at {address}", flush=True)
-        app = server.create_app(served, admission_config, access_config)
         server.serve(app, listener, server_config)
 
 

@@ -45,6 +45,8 @@ class TranslatedSegment:
     """Score of the translation; None if the piece was copied."""
     alternatives: tuple[tuple[str, float], ...] = ()
     """Alternative texts with their scores."""
+    pivot: str | None = None
+    """The sentence in the pivot language, if two models translated it."""
 
 
 def translate_document(

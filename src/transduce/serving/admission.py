@@ -45,7 +45,7 @@ from transduce.serving.messages import (
     quoted,
     read_message,
 )
-from transduce.serving.served_models import require_few_characters
+from transduce.serving.translation import require_few_characters
 from transduce.text.corpus import read_text
 
 LOCAL_NAME = "localhost"

@@ -41,16 +41,19 @@ from transduce.serving.request_queue import (
 )
 from transduce.serving.served_models import (
     AUTO,
-    DocumentOptions,
+    Route,
     ServedModel,
     by_languages,
     by_name,
-    found_segments,
     is_auto,
     language_name,
-    search_for,
-    sources,
+    require_target,
+)
+from transduce.serving.translation import (
+    DocumentOptions,
+    found_segments,
     split,
+    submit,
     translate_documents,
     translated_segments,
 )
@@ -166,9 +169,14 @@ class Endpoints:
     """Endpoints of all paths."""
 
     def __init__(
-        self, models: Sequence[ServedModel], admission: Admission, monitor: Monitor
+        self,
+        models: Sequence[ServedModel],
+        routes: Sequence[Route],
+        admission: Admission,
+        monitor: Monitor,
     ) -> None:
         self._models = models
+        self._routes = routes
         self._translating = [model for model in models if not model.is_parser]
         self._parsing = [model for model in models if model.is_parser]
         self._admission = admission
@@ -179,16 +187,17 @@ class Endpoints:
     async def translate(self, request: Request) -> messages.TranslateAnswer:
         """Translate texts, as LibreTranslate does."""
         message = await self._admission.admit(request, messages.TranslateRequest)
-        model = by_languages(self._translating, message.source, message.target)
-        model.queue.require_few(len(message.texts), "text")
+        route = by_languages(self._routes, message.source, message.target)
+        steps = route.steps(message.target, message.tag, message.glossary)
+        steps[0].queue.require_few(len(message.texts), "text")
         work = translate_documents(
-            model.queue,
+            steps,
             message.texts,
-            self._options(message, model),
+            self._options(message, route),
             message.alternatives,
         )
         found = await while_connected(request, work)
-        detected = messages.DetectedLanguage(confidence=0.0, language=model.source)
+        detected = messages.DetectedLanguage(confidence=0.0, language=route.source)
         several = messages.TranslateAnswer(
             translatedText=[each.text for each in found],
             alternatives=[each.alternatives for each in found],
@@ -198,11 +207,11 @@ class Endpoints:
 
     async def languages(self) -> list[messages.Language]:
         """List the languages of the models; target-only languages have no targets."""
-        models = self._translating
-        codes: dict[str, dict[str, None]] = {m.source: {} for m in models}
-        for model in models:  # several may have one pair of languages
-            codes[model.source] |= dict.fromkeys(model.targets)
-        for target in [each for model in models for each in model.targets]:
+        routes = self._routes
+        codes: dict[str, dict[str, None]] = {each.source: {} for each in routes}
+        for route in routes:  # several may have one pair of languages
+            codes[route.source] |= dict.fromkeys(route.targets)
+        for target in [each for route in routes for each in route.targets]:
             codes.setdefault(target, {})
         return [
             messages.Language(
@@ -248,20 +257,25 @@ class Endpoints:
         )
 
     async def models(self) -> list[messages.Model]:
-        """List the models by the names that /v1 uses."""
+        """List the models, and pairs of models with a pivot language between them, by
+        the names that /v1 uses."""
+        pivoted = [each for each in self._routes if each.pivot is not None]
         return [
             messages.Model(
-                name=model.name,
-                task="parse" if model.is_parser else "translate",
-                source=model.source,
-                target=model.target,
-                targets=model.targets,
-                source_name=language_name(model.source),
-                target_name=language_name(model.target),
-                target_names=list(map(language_name, model.targets)),
-                tags=list(model.queue.translator.tokenizer.corpus_tags),
+                name=each.name,
+                task="parse" if each.models[0].is_parser else "translate",
+                source=each.source,
+                target=each.target,
+                targets=list(each.targets),
+                source_name=language_name(each.source),
+                target_name=language_name(each.target),
+                target_names=list(map(language_name, each.targets)),
+                tags=each.corpus_tags,
+                models=[model.name for model in each.models],
+                pivot=each.pivot,
+                pivot_name=each.pivot and language_name(each.pivot),
             )
-            for model in self._models
+            for each in (*map(Route.of, self._models), *pivoted)
         ]
 
     async def glossaries(self) -> list[messages.ListedGlossary]:
@@ -269,14 +283,14 @@ class Endpoints:
         return [
             messages.ListedGlossary(
                 name=name,
-                model=model.name,
-                source=model.source,
+                model=route.name,
+                source=route.source,
                 target=target,
-                num_terms=len(terms),
+                num_terms=num_terms,
             )
-            for model in self._translating
-            for target in model.targets
-            for name, terms in model.glossaries_for(target).items()
+            for route in self._routes
+            for target in route.targets
+            for name, num_terms in route.glossaries_for(target).items()
         ]
 
     async def stream(self, request: Request) -> JsonLines:
@@ -286,20 +300,16 @@ class Endpoints:
         If an error occurs, the last line has an `error`.
         """
         message = await self._admission.admit(request, messages.StreamRequest)
-        model = by_name(self._translating, message.model)
-        model.require_target(message.target, "target")
-        queue = model.queue
-        deadline = queue.deadline()
-        options = self._options(message, model)
+        route = by_name(self._routes, message.model)
+        require_target(route, message.target, "target")
+        steps = route.steps(message.target, message.tag, message.glossary)
+        deadline = steps[0].queue.deadline()
+        options = self._options(message, route)
         [segments] = await in_thread(deadline, split, [message.q], options)
-        texts = sources(segments, options, queue)
-        queue.require_few(len(texts))
-        await queue.require_short(texts, deadline)
-        search = search_for(queue.translator.search, message.alternatives)
-        futures = queue.submit(
-            texts, search, deadline, options.corpus_tag, options.glossary
+        futures = await submit(
+            steps, sentences(segments), message.alternatives, deadline
         )
-        found = translated_segments(queue, segments, futures, options, deadline)
+        found = translated_segments(steps, segments, futures, options.format, deadline)
         return _streamed(_translated(each) async for each in found)
 
     async def parse(self, request: Request) -> JsonLines:
@@ -365,17 +375,12 @@ class Endpoints:
         return Response(content, media_type=JSON)
 
     def _options(
-        self,
-        message: messages.TranslateRequest | messages.StreamRequest,
-        model: ServedModel,
+        self, message: messages.TranslateRequest | messages.StreamRequest, route: Route
     ) -> DocumentOptions:
         return DocumentOptions(
             format=message.format,
-            language=model.language,
+            language=route.language,
             splits_lines=message.split_sentences,
-            tag=model.tag_for(message.target or model.target),
-            corpus_tag=_with_tag(model, message.tag).corpus_tag,
-            glossary=model.glossary(message.glossary, message.target),
             max_characters=self._admission.config.max_characters,
         )
 
@@ -468,7 +473,7 @@ def _tagged(
 
     Without a language it is the model's own, as in a translation.
     """
-    model.require_target(language, "target_language")
+    require_target(model, language, "target_language")
     tag = model.tag_for(language or model.target)
     return [tagged(each, tag, model.queue.translator.tokenizer) for each in sources]
 
@@ -504,6 +509,7 @@ def _translated(found: TranslatedSegment) -> messages.StreamedSegment:
         source=found.source,
         translation=found.text,
         score=found.score,
+        pivot=found.pivot,
         alternatives=[
             messages.ScoredText(text=text, score=score)
             for text, score in found.alternatives

@@ -253,9 +253,15 @@ class Language(BaseModel):
 
 
 class Model(BaseModel):
-    """Served model."""
+    """Served model, or two of them with a pivot language in between."""
 
-    name: Annotated[str, Field(description="Name in requests to /v1.")]
+    name: Annotated[
+        str,
+        Field(
+            description="Name in requests to /v1; that of two models, such as "
+            "de-en+en-fr, only in those to /v1/translate."
+        ),
+    ]
     task: Annotated[
         Literal["translate", "parse"], Field(description="What the model does.")
     ]
@@ -271,6 +277,21 @@ class Model(BaseModel):
     target_name: Annotated[str, Field(description="English name of `target`.")]
     target_names: Annotated[list[str], Field(description="English names of `targets`.")]
     tags: Annotated[list[str], Field(description="Tags of its training's corpora.")]
+    models: Annotated[
+        list[str],
+        Field(
+            description="Names of the models that take part: its own or, with a pivot "
+            "language, those of two."
+        ),
+    ]
+    pivot: Annotated[
+        str | None,
+        Field(
+            description="Code of the language into which the first of two models "
+            "translates; null for a single model."
+        ),
+    ]
+    pivot_name: Annotated[str | None, Field(description="English name of `pivot`.")]
 
 
 class ListedGlossary(BaseModel):
@@ -285,7 +306,9 @@ class ListedGlossary(BaseModel):
     model: Annotated[str, Field(description="Name of the model.")]
     source: Annotated[str, Field(description="Code of the model's source language.")]
     target: Annotated[str, Field(description="Code of the target language.")]
-    num_terms: Annotated[int, Field(description="Number of terms.")]
+    num_terms: Annotated[
+        int, Field(description="Number of terms, those of both of two models.")
+    ]
 
 
 class StreamRequest(_TextRequest):
@@ -322,6 +345,13 @@ class StreamedSegment(BaseModel):
     ]
     score: Annotated[
         float | None, Field(description=f"{SEARCH_SCORE} Null if the text is copied.")
+    ] = None
+    pivot: Annotated[
+        str | None,
+        Field(
+            description="The sentence in the pivot language, as plain text, if two "
+            "models translated it."
+        ),
     ] = None
     alternatives: Annotated[
         list[ScoredText], Field(description="Further translations, best first.")

@@ -277,6 +277,30 @@ class RequestQueue:
         task = _Translate(search or self.translator.search, tag, glossary)
         return self._submit(sentences, task, deadline)
 
+    def open_request(
+        self,
+        search: SearchConfig,
+        deadline: Deadline,
+        tag: str = "",
+        glossary: Glossary | None = None,
+    ) -> Callable[[str], Future[Translation]]:
+        """Begin a request whose sentences come one by one from other work.
+
+        Returns a function that enqueues a sentence and returns the future of its
+        translation. The sentences have the turns of one request, and none is refused
+        because others wait: a refusal would waste the other work. Call `require_room`
+        before that work.
+        """
+        require_translation(self.translator)
+        task = _Translate(search, tag, glossary)
+        request = _Sentences(task=task, deadline=deadline, waiting={})
+
+        def enqueue(sentence: str) -> Future[Translation]:
+            [future] = self._enqueue(request, [sentence], is_new=False)
+            return future
+
+        return enqueue
+
     def submit_to_parser(
         self,
         sentences: Sequence[str],
@@ -331,6 +355,16 @@ class RequestQueue:
             raise TooLongError(
                 f"A request must have at most {counted(most, noun)}, but has "
                 f"{count:,}; send it in parts."
+            )
+
+    def require_room(self, count: int) -> None:
+        """Raise `TooLongError` as `require_few`, and `BusyError` for more sentences
+        than may wait beside those that do."""
+        self.require_few(count)
+        if self._num_waiting + count > (most := self.config.max_waiting):
+            raise BusyError(
+                f"At most {most:,} sentences may wait, and {self._num_waiting:,} do; "
+                "try again later."
             )
 
     async def require_short(
@@ -419,18 +453,24 @@ class RequestQueue:
     def _submit(
         self, sentences: Sequence[str], task: _Task[Found], deadline: Deadline | None
     ) -> list[Future[Found]]:
-        sentences = listed(sentences)
+        request = _Sentences(
+            task=task, deadline=deadline or self.deadline(), waiting={}
+        )
+        return self._enqueue(request, listed(sentences), is_new=True)
+
+    def _enqueue(
+        self, request: _Sentences, sentences: Sequence[str], *, is_new: bool
+    ) -> list[Future[Any]]:
         self._require_own_process()
         waiting: dict[Future[Any], str] = {Future(): each for each in sentences}
         futures = list(waiting)
-        request = _Sentences(
-            task=task, deadline=deadline or self.deadline(), waiting=waiting
-        )
         with self._changed:
             self._require_open()
-            self._require_room(len(futures))
+            if is_new:
+                self.require_room(len(futures))
+            request.waiting |= waiting
             if futures:
-                self._requests[request] = None
+                self._requests.setdefault(request)
             self._num_waiting += len(futures)
             self._changed.notify_all()
         for future in futures:
@@ -448,14 +488,6 @@ class RequestQueue:
     def _require_open(self) -> None:
         if self._is_closed:
             raise OverdueError(SHUTTING_DOWN)
-
-    def _require_room(self, count: int) -> None:
-        self.require_few(count)
-        if self._num_waiting + count > (most := self.config.max_waiting):
-            raise BusyError(
-                f"At most {most:,} sentences may wait, and {self._num_waiting:,} do; "
-                "try again later."
-            )
 
     def _remove_sentence(self, request: _Sentences, future: Future[Any]) -> None:
         """Remove a sentence that is done or cancelled from the queue."""
@@ -621,6 +653,35 @@ async def in_thread(
             return await asyncio.to_thread(contained)
     except TimeoutError:
         raise deadline.time_limit_error() from None
+
+
+Given = TypeVar("Given")
+
+
+def when_done(
+    first: Future[Given], then: Callable[[Given], Result | Future[Result]]
+) -> Future[Result]:
+    """Return the future of what `then` makes of a result, at once or as a future.
+
+    Cancelling it cancels the work that is going on.
+    """
+    last: Future[Result] = Future()
+
+    def go_on(done: Future[Any], then: Callable[[Any], Any]) -> None:
+        try:
+            found = then(done.result())
+        except BaseException as error:  # also a library's panic: callers wait
+            _settle(last, error=error)
+            return
+        if isinstance(found, Future):
+            last.add_done_callback(lambda _: found.cancel())
+            found.add_done_callback(partial(go_on, then=lambda result: result))
+        else:
+            _settle(last, found)
+
+    last.add_done_callback(lambda _: first.cancel())
+    first.add_done_callback(partial(go_on, then=then))
+    return last
 
 
 def in_own_thread(work: Callable[[], Result]) -> Future[Result]:

@@ -1,40 +1,21 @@
-"""Served models and glossaries, and translation of documents by them.
+"""Served models and glossaries, and the routes of models between two languages.
 
-Models are found by name or by languages, and glossaries by name for the languages of a
-model. A document is split into sentences, translated, and joined.
+A route is one model, or two with a pivot language between them. Models and routes are
+found by name or by languages, and glossaries by name for the languages of a model.
 """
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from transduce.decoding.alignment import attended_links
-from transduce.decoding.documents import (
-    LINKED_AT_ONCE,
-    Format,
-    SegmentJoiner,
-    TranslatedDocument,
-    TranslatedSegment,
-    copied,
-    joined,
-    split_document,
-    texts_of,
-    written,
-)
-from transduce.decoding.translations import Translation
-from transduce.decoding.translator import Translator
-from transduce.errors import ConfigError, RequestError, TooLongError
+from transduce.errors import ConfigError, RequestError
 from transduce.files import real_path
-from transduce.search_config import SearchConfig
-from transduce.serving.request_queue import Deadline, RequestQueue, in_thread
+from transduce.serving.request_queue import RequestQueue
+from transduce.serving.translation import Step
 from transduce.text.corpus import require_one_standard_input
 from transduce.text.glossary import Glossary, read_glossary
-from transduce.text.inline_tags import WordLinks
 from transduce.text.languages import (
     SCRIPTS,
     best_match,
@@ -42,9 +23,11 @@ from transduce.text.languages import (
     english_name,
     is_known,
 )
-from transduce.text.splitting import Segment, sentences
-from transduce.text.tokenizer import tagged
-from transduce.text.vocabulary import find_language_tag, languages_of
+from transduce.text.vocabulary import (
+    find_corpus_tag,
+    find_language_tag,
+    languages_of,
+)
 
 NAME = re.compile(r"[\w.-]+")
 TAG_IN_NAME = re.compile(
@@ -167,14 +150,6 @@ class ServedModel:
         # Several tags may be of one language, such as >>cmn<< and >>zho<<.
         return list(dict.fromkeys(languages_of(self.tags)))
 
-    def require_target(self, language: str | None, field: str) -> None:
-        """Raise `RequestError` if a field of a request has another target language."""
-        if language is not None and best_match(language, self.targets) is None:
-            raise RequestError(
-                f"`{field}` must be a target language of the model "
-                f"({', '.join(self.targets)}), but is {_shown(language)}."
-            )
-
     def tag_for(self, target: str) -> str:
         """Return the tag of a target language; empty for a model of one language."""
         return find_language_tag(target, self.tags) if self.tags else ""
@@ -189,23 +164,23 @@ class ServedModel:
         found = {name: self._nearest_glossary(name, target) for name in names}
         return {name: terms for name, terms in found.items() if terms is not None}
 
-    def glossary(self, name: str | None, language: str | None) -> Glossary | None:
-        """Return the glossary of a request by its name and its target language.
+    def step(self, target: str | None, corpus_tag: str, glossary: str | None) -> Step:
+        """Return the model's work for a request, with what it has of the request's.
 
-        Without a name it is the default one, if there is one. Raises `RequestError` if
-        there is none of that name.
+        By default the target language is the model's own, and the glossary the default
+        one. The tag of a corpus that the model lacks is left out, and so is a glossary
+        of another name.
         """
-        target = best_match(language or self.target, self.targets) or self.target
-        if name == NO_GLOSSARY:
-            return None
-        found = self._nearest_glossary(name or DEFAULT, target)
-        if name is not None and found is None:
-            several = ", ".join((*self.glossaries_for(target), NO_GLOSSARY))
-            raise RequestError(
-                f"`glossary` must be a glossary from {self.source} to {target} "
-                f"({several}), but is {_shown(name)}."
-            )
-        return found
+        own = best_match(target or self.target, self.targets) or self.target
+        has_tag = corpus_tag in self.queue.translator.tokenizer.corpus_tags
+        return Step(
+            queue=self.queue,
+            language_tag=self.tag_for(target or self.target),
+            corpus_tag=corpus_tag if has_tag else "",
+            glossary=None
+            if glossary == NO_GLOSSARY
+            else self._nearest_glossary(glossary or DEFAULT, own),
+        )
 
     def _nearest_glossary(self, name: str, target: str) -> Glossary | None:
         """Return the glossary of a name with the nearest languages, or None."""
@@ -372,7 +347,143 @@ def require_distinct(names: Sequence[ModelName]) -> None:
             )
 
 
-def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Way from a language to others: one model, or two with a pivot language."""
+
+    models: tuple[ServedModel, ...]
+    targets: tuple[str, ...]
+    """Target languages of the last model; with a pivot, those that no single model has
+    from the source."""
+    pivot: str | None = None
+    """Language into which the first of two models translates, as its BCP 47 tag."""
+
+    @classmethod
+    def of(cls, model: ServedModel) -> "Route":
+        """Return the route of a model alone."""
+        return cls(models=(model,), targets=tuple(model.targets))
+
+    @property
+    def name(self) -> str:
+        """Name of the model, or both names with a plus, which no name has."""
+        return "+".join(each.name for each in self.models)
+
+    @property
+    def source(self) -> str:
+        return self.models[0].source
+
+    @property
+    def target(self) -> str:
+        """Target language of requests that name none."""
+        own = self.models[-1].target
+        return own if own in self.targets else self.targets[0]
+
+    @property
+    def language(self) -> str | None:
+        """BCP 47 tag of the source language; None if it is unknown."""
+        return self.models[0].language
+
+    @property
+    def corpus_tags(self) -> list[str]:
+        """Tags of the corpora on which one of the models was trained."""
+        tokenizers = (each.queue.translator.tokenizer for each in self.models)
+        return list(
+            dict.fromkeys(tag for each in tokenizers for tag in each.corpus_tags)
+        )
+
+    def glossaries_for(self, target: str) -> dict[str, int]:
+        """Return the number of terms of each glossary into a target, by its name."""
+        counts: dict[str, int] = {}
+        for model, language in zip(self.models, self._through(target), strict=True):
+            for name, terms in model.glossaries_for(language).items():
+                counts[name] = counts.get(name, 0) + len(terms)
+        return counts
+
+    def steps(
+        self, target: str | None, corpus_tag: str | None, glossary: str | None
+    ) -> tuple[Step, ...]:
+        """Return the work of each model for a request.
+
+        Each of two models uses the tag of a corpus and the glossary if it has them.
+        Raises `RequestError` for a tag or a glossary that no model has.
+        """
+        into = best_match(target or self.target, self.targets) or self.target
+        tag = (
+            "" if corpus_tag is None else find_corpus_tag(corpus_tag, self.corpus_tags)
+        )
+        known = self.glossaries_for(into)
+        if glossary not in (None, NO_GLOSSARY, *known):
+            several = ", ".join((*known, NO_GLOSSARY))
+            raise RequestError(
+                f"`glossary` must be a glossary from {self.source} to {into} "
+                f"({several}), but is {_shown(glossary)}."
+            )
+        return tuple(
+            model.step(language, tag, glossary)
+            for model, language in zip(
+                self.models, self._through(target or self.target), strict=True
+            )
+        )
+
+    def _through(self, target: str) -> list[str]:
+        """Return the language into which each model translates."""
+        return [target] if self.pivot is None else [self.pivot, target]
+
+
+def find_routes(models: Sequence[ServedModel], pivots: Sequence[str]) -> list[Route]:
+    """Return a route of each model that translates, then those through pivots.
+
+    A pivot joins two models whose languages it matches, into languages that no single
+    model and no pivot before it has from the same source. Raises `ConfigError` for a
+    pivot that joins no models so.
+    """
+    translating = [model for model in models if not model.is_parser]
+    routes = list(map(Route.of, translating))
+    for pivot in map(canonical, pivots):
+        joined = list(_routes_through(pivot, translating, routes))
+        if not joined:
+            pairs = ", ".join(f"{a}:{b}" for a, b in _pairs(routes))
+            raise ConfigError(
+                "A pivot must be a language through which two models translate from "
+                f"and into others ({pairs}), but {pivot!r} joins none into a new pair; "
+                "leave it out."
+            )
+        routes += joined
+    return routes
+
+
+def _routes_through(
+    pivot: str, models: Sequence[ServedModel], routes: Sequence[Route]
+) -> Iterator[Route]:
+    """Yield the routes through a pivot into languages that the others lack."""
+    known = set(_pairs(routes))
+    for first in models:
+        for last in models:
+            into = best_match(pivot, first.targets)
+            targets = tuple(
+                each
+                for each in last.targets
+                if each != first.source and (first.source, each) not in known
+            )
+            if (
+                into
+                and best_match(into, [last.source])
+                and first is not last
+                and targets
+            ):
+                yield Route(models=(first, last), targets=targets, pivot=into)
+
+
+def _pairs(routes: Iterable[Route]) -> list[Pair]:
+    """Return the pairs of languages of routes, without repetition."""
+    pairs = ((each.source, target) for each in routes for target in each.targets)
+    return list(dict.fromkeys(pairs))
+
+
+Named = TypeVar("Named", ServedModel, Route)
+
+
+def by_name(models: Sequence[Named], name: str | None) -> Named:
     """Return the model of a name, or the only model; `RequestError` otherwise."""
     _require_any(models)
     found = [model for model in models if name in (None, model.name)]
@@ -384,31 +495,22 @@ def by_name(models: Sequence[ServedModel], name: str | None) -> ServedModel:
     return found[0]
 
 
-def by_languages(
-    models: Sequence[ServedModel], source: str, target: str | None
-) -> ServedModel:
-    """Return the model whose languages match best; the source may be auto.
+def by_languages(routes: Sequence[Route], source: str, target: str | None) -> Route:
+    """Return the route whose languages match best; the source may be auto.
 
     A language is a BCP 47 tag in any case; if no model has it, one of the same base
-    language matches. `RequestError` if no model matches, or several match auto.
+    language matches. A route through a pivot is found only if no single model matches.
+    `RequestError` if no route matches, or routes of several sources match auto.
     """
-    _require_any(models)
-    found = list(models)
-    if not is_auto(source):
-        found = [model for model in found if best_match(source, [model.source])]
-    if target is not None:
-        best = best_match(target, [each for model in found for each in model.targets])
-        found = [model for model in found if best in model.targets]
-    if not is_auto(source):  # among the models with the best target
-        best = best_match(source, [model.source for model in found])
-        found = [model for model in found if model.source == best]
-    if not found or len({model.source for model in found}) > 1:
-        # Several models may have the same languages.
-        pairs = ", ".join(
-            dict.fromkeys(
-                f"{model.source} to {' or '.join(model.targets)}" for model in models
-            )
-        )
+    _require_any(routes)
+    direct = [each for each in routes if each.pivot is None]
+    others = [each for each in routes if each.pivot is not None]
+    found = _matching(direct, source, target) or _matching(others, source, target)
+    if not found or len({route.source for route in found}) > 1:
+        targets: dict[str, dict[str, None]] = {}
+        for from_language, into in _pairs(routes):
+            targets.setdefault(from_language, {})[into] = None
+        pairs = ", ".join(f"{a} to {' or '.join(each)}" for a, each in targets.items())
         raise RequestError(
             f"`source` and `target` must be languages of a model ({pairs}), but are "
             f"{_shown(source)} and {_shown(target)}."
@@ -416,12 +518,37 @@ def by_languages(
     return found[0]
 
 
+def _matching(routes: list[Route], source: str, target: str | None) -> list[Route]:
+    """Return the routes that match best, of several sources only if it is auto."""
+    found = routes
+    if not is_auto(source):
+        found = [route for route in found if best_match(source, [route.source])]
+    if target is not None:
+        best = best_match(target, [each for route in found for each in route.targets])
+        found = [route for route in found if best in route.targets]
+    if not is_auto(source):  # among the models with the best target
+        best = best_match(source, [route.source for route in found])
+        found = [route for route in found if route.source == best]
+    return found
+
+
 def is_auto(source: str) -> bool:
     """Return whether the source language is left to the models."""
     return source.strip().lower() == AUTO
 
 
-def _require_any(models: Sequence[ServedModel]) -> None:
+def require_target(
+    model: ServedModel | Route, language: str | None, field: str
+) -> None:
+    """Raise `RequestError` if a field of a request has another target language."""
+    if language is not None and best_match(language, model.targets) is None:
+        raise RequestError(
+            f"`{field}` must be a target language of the model "
+            f"({', '.join(model.targets)}), but is {_shown(language)}."
+        )
+
+
+def _require_any(models: Sequence[object]) -> None:
     if not models:
         raise RequestError(
             "A model must be served that can do this, but none is; /v1/models tells "
@@ -474,193 +601,3 @@ def _likely_pairs(name: str) -> list[Pair]:
 
 def _is_tag(text: str) -> bool:
     return TAG_IN_NAME.fullmatch(text) is not None and is_known(text)
-
-
-Found = TypeVar("Found")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentOptions:
-    """Format and language of documents, and how they are split."""
-
-    format: Format = "text"
-    language: str | None = None
-    """Language of the documents, as a BCP 47 tag."""
-    splits_lines: bool = True
-    """Whether a line of text, or a block of HTML, is split into sentences."""
-    tag: str = ""
-    """Tag of the target language before each sentence; empty for none."""
-    corpus_tag: str = ""
-    """Tag of a corpus before each sentence; empty for none."""
-    glossary: Glossary | None = None
-    max_characters: int | None = None
-    """Maximum number of characters of all sentences of a request."""
-
-
-def search_for(own: SearchConfig, num_alternatives: int) -> SearchConfig:
-    """Return the model's search, with a beam wide enough for the alternatives."""
-    num_best = num_alternatives + 1
-    beam_size = max(own.beam_size, num_best)
-    return replace(own, beam_size=beam_size, num_best=num_best)
-
-
-def require_few_characters(texts: Iterable[str], most: int) -> None:
-    """Raise `TooLongError` for texts with more characters than a request may have."""
-    length = sum(map(len, texts))
-    if length > most:
-        raise TooLongError(
-            f"A request must have at most {most:,} characters of text, but has "
-            f"{length:,}; send it in parts."
-        )
-
-
-def split(documents: Sequence[str], options: DocumentOptions) -> list[list[Segment]]:
-    """Split documents into sentences and the text between them.
-
-    Raises `TooLongError` if the sentences have more characters than they may have.
-    """
-    split_each = partial(
-        split_document,
-        format=options.format,
-        language=options.language,
-        splits_lines=options.splits_lines,
-    )
-    found = list(map(split_each, documents))
-    if options.max_characters is not None:
-        texts = (text for segments in found for text in sentences(segments))
-        require_few_characters(texts, options.max_characters)
-    return found
-
-
-def reader_of(queue: RequestQueue, options: DocumentOptions) -> Translator:
-    """Return the translator that puts the tags of a document before each source."""
-    translator = queue.translator
-    if options.corpus_tag:
-        translator = translator.with_tag(options.corpus_tag)
-    # The language as it is written in the tag >>fr<<.
-    return translator.into(options.tag[2:-2]) if options.tag else translator
-
-
-def sources(
-    segments: Sequence[Segment], options: DocumentOptions, queue: RequestQueue
-) -> list[str]:
-    """Return the sentences of segments, with the tag of the target language."""
-    tokenizer = queue.translator.tokenizer
-    return [tagged(each, options.tag, tokenizer) for each in sentences(segments)]
-
-
-async def translate_documents(
-    queue: RequestQueue,
-    documents: Sequence[str],
-    options: DocumentOptions,
-    num_alternatives: int,
-) -> list[TranslatedDocument]:
-    """Translate documents, each with at most `num_alternatives` alternatives."""
-    deadline = queue.deadline()
-    split_documents = await in_thread(deadline, split, documents, options)
-    # The sentences of all documents are translated together, in their order.
-    segments = [each for document in split_documents for each in document]
-    sentence_segments = [each for each in segments if each.is_sentence]
-    search = search_for(queue.translator.search, num_alternatives)
-    texts = sources(segments, options, queue)
-    found = await queue.translate(
-        texts, search, deadline, options.corpus_tag, options.glossary
-    )
-    pairs = list(zip(sentence_segments, found, strict=True))
-    reader = reader_of(queue, options)
-    links = await _links(queue, reader, pairs, deadline)
-    write = partial(written, options.format)
-    pieces = await in_thread(
-        deadline, lambda: list(map(write, sentence_segments, found, links))
-    )
-    # Each document takes its own results from these.
-    results = zip(pieces, (each.text for each in found), strict=True)
-    return [_joined_document(document, results) for document in split_documents]
-
-
-def _joined_document(
-    segments: Sequence[Segment], results: Iterator[tuple[TranslatedSegment, str]]
-) -> TranslatedDocument:
-    """Join a document from the next results of its sentences.
-
-    A result is as `SegmentJoiner.add` takes it.
-    """
-    joiner = SegmentJoiner()
-    pieces: list[TranslatedSegment] = []
-    for segment in segments:
-        result = next(results) if segment.is_sentence else (copied(segment), "")
-        pieces += joiner.add(segment, *result)
-    return joined([*pieces, *joiner.rest()])
-
-
-async def translated_segments(
-    queue: RequestQueue,
-    segments: Sequence[Segment],
-    futures: Sequence[Future[Translation]],
-    options: DocumentOptions,
-    deadline: Deadline,
-) -> AsyncIterator[TranslatedSegment]:
-    """Yield each segment as soon as it and all before it are translated.
-
-    Copied segments follow with the next sentence.
-    """
-    reader = reader_of(queue, options)
-    joiner = SegmentJoiner()
-    async for segment, found in found_segments(segments, futures):
-        piece, text = copied(segment), ""
-        if found is not None:
-            [links] = await _links(queue, reader, [(segment, found)], deadline)
-            piece = written(options.format, segment, found, links)
-            text = found.text
-        for each in joiner.add(segment, piece, text):
-            yield each
-    for each in joiner.rest():
-        yield each
-
-
-async def found_segments(
-    segments: Sequence[Segment], futures: Sequence[Future[Found]]
-) -> AsyncIterator[tuple[Segment, Found | None]]:
-    """Yield each segment with its result, as soon as those before it are done.
-
-    The result is None between sentences. Closing the iterator cancels pending work.
-    """
-    waiting = iter(futures)
-    try:
-        for segment in segments:
-            if segment.is_sentence:
-                found = await asyncio.wrap_future(next(waiting))
-                yield segment, found
-            else:
-                yield segment, None
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-async def _links(
-    queue: RequestQueue,
-    reader: Translator,
-    found: Sequence[tuple[Segment, Translation]],
-    deadline: Deadline,
-) -> list[list[WordLinks | None]]:
-    """Return word links of each sentence to its translation and alternatives.
-
-    None stands for each of them if the sentence has no tags.
-    """
-    texts = [texts_of(translation) for _, translation in found]
-    places = [
-        (i, k)
-        for i, (segment, _) in enumerate(found)
-        if segment.tags
-        for k in range(len(texts[i]))
-    ]
-    links: list[list[WordLinks | None]] = [[None] * len(each) for each in texts]
-    for start in range(0, len(places), LINKED_AT_ONCE):
-        chosen = places[start : start + LINKED_AT_ONCE]
-        pairs = [(found[i][0].sentence or "", texts[i][k]) for i, k in chosen]
-        link = partial(attended_links, reader, pairs)
-        linked = await queue.run(link, deadline, is_new=False)
-        for (i, k), each in zip(chosen, linked, strict=True):
-            links[i][k] = each
-    return links

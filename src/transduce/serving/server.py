@@ -73,7 +73,7 @@ from transduce.serving.connection import (
 from transduce.serving.endpoints import CountRequests, Endpoints, JsonLines, Monitor
 from transduce.serving.messages import FORM, JSON, MULTIPART, RefusedError
 from transduce.serving.request_queue import QueueConfig
-from transduce.serving.served_models import ServedModel
+from transduce.serving.served_models import ServedModel, find_routes
 from transduce.signals import stop_on_signal, terminations
 
 PAGE = {
@@ -129,8 +129,14 @@ def create_app(
     models: Sequence[ServedModel],
     config: AdmissionConfig | None = None,
     access: AccessConfig | None = None,
+    pivots: Sequence[str] = (),
 ) -> FastAPI:
-    """Build the application; at its end, the queues finish accepted requests."""
+    """Build the application; at its end, the queues finish accepted requests.
+
+    `pivots` are languages through which two models translate into languages that no
+    single model has: see `find_routes`, also for errors.
+    """
+    routes = find_routes(models, pivots)
     access = access or AccessConfig()
 
     @asynccontextmanager
@@ -151,7 +157,8 @@ def create_app(
     )
     app.state.monitor = monitor = Monitor(models)
     config = config or AdmissionConfig()
-    _add_paths(app, Endpoints(models, Admission(config), monitor), models)
+    endpoints = Endpoints(models, routes, Admission(config), monitor)
+    _add_paths(app, endpoints, models)
     app.exception_handler(RefusedError)(_refuse)
     app.exception_handler(TransduceError)(_refuse_error)
     app.exception_handler(HTTPException)(_refuse_http)

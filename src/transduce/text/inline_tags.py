@@ -138,6 +138,15 @@ class WordLinks:
     is_guessed: bool = False
     """Whether the links only follow the places of the words."""
 
+    def then(self, following: "WordLinks") -> "WordLinks":
+        """Return the links to the translation of the translation, by its own links."""
+        source_of = (
+            None if i is None else self.source_of[i] for i in following.source_of
+        )
+        return WordLinks(
+            source=self.source, target=following.target, source_of=tuple(source_of)
+        )
+
 
 def units(text: str) -> tuple[Span, ...]:
     """Return the spans of the words, numbers and marks of a text.

@@ -16,6 +16,7 @@ from transduce.analysis.attention_maps import word_starts
 from transduce.checkpoint import Checkpoint
 from transduce.decoding.translations import Translation
 from transduce.decoding.translator import Translator
+from transduce.search_config import SearchConfig
 from transduce.serving.admission import AdmissionConfig
 from transduce.serving.request_queue import QueueConfig
 from transduce.serving.served_models import ServedGlossary
@@ -113,6 +114,34 @@ def test_bytes_of_a_word_are_shown_as_characters(
     script = "pieces => import('/attention.js').then(m => m.wordsOf(pieces))"
     found = page.evaluate(script, pieces)
     assert [word["text"] for word in found] == words
+
+
+def test_a_pivoted_sentence_is_shown_in_the_pivot_language(
+    browser: Browser, trained_checkpoint: Checkpoint
+) -> None:
+    search = SearchConfig(beam_size=2, min_length=3)  # the words are not its source's
+    last = served(replace(trained_checkpoint, search=search), "en-fr")
+    models = [served(trained_checkpoint, "de-en"), last]
+    with running(models, pivots=["en"]) as server:
+        for page in watched(browser, server):
+            expect(page.locator("#model option")).to_have_text(
+                ["German → English", "English → French", "German → French via English"]
+            )
+            page.fill("#source", "one two")
+            expect(page.locator("#attended")).to_be_visible()
+            page.select_option("#model", "de-en+en-fr")
+            pivot = offline(server, "one two")
+            found = last.queue.translator.translate(pivot).text
+            expect(page.locator("#sentence-pivot")).to_have_text(f"English: {pivot}")
+            expect(page.locator("#target")).to_have_text(found)
+            expect(page.locator("#attended")).to_be_hidden()
+            require_accessible(page)
+            page.reload()
+            expect(page.locator("#model")).to_have_value("de-en+en-fr")
+            page.select_option("#model", "en-fr")
+            page.fill("#source", "two")
+            expect(page.locator("#attended")).to_be_visible()
+            expect(page.locator("#sentence-pivot")).to_be_hidden()
 
 
 def test_half_of_a_character_is_translated_as_an_unknown_one(page: Page) -> None:

@@ -24,9 +24,9 @@ from transduce.errors import (
 from transduce.search_config import SearchConfig
 from transduce.serving import request_queue
 from transduce.serving.request_queue import Deadline, QueueConfig, RequestQueue
-from transduce.serving.served_models import (
+from transduce.serving.translation import (
     DocumentOptions,
-    search_for,
+    Step,
     translate_documents,
 )
 from waiting import PATIENCE_S
@@ -104,7 +104,7 @@ def test_the_default_search_is_the_models_own(trained_checkpoint: Checkpoint) ->
     own = replace(trained_checkpoint, search=SearchConfig(beam_size=2))
     with RequestQueue(Translator(own, torch.device("cpu"))) as queue:
         [found] = queue.translate_sync(["one two"])
-        [wider] = queue.translate_sync(["one two"], search_for(own.search, 2))
+        [wider] = queue.translate_sync(["one two"], Step(queue=queue).search(2))
     assert len(found.hypotheses) <= 2
     assert len(wider.hypotheses) == 3
 
@@ -254,7 +254,7 @@ def test_tags_are_placed_even_if_no_other_work_may_wait(
     monkeypatch.setattr(request_queue, "MAX_SLICED", 0)
     options = DocumentOptions(format="html")
     texts = ["<b>one</b> two", "<i>three</i>"]
-    found = asyncio.run(translate_documents(queue, texts, options, 0))
+    found = asyncio.run(translate_documents([Step(queue=queue)], texts, options, 0))
     assert all(tag in each.text for tag, each in zip("bi", found, strict=True))
 
 
@@ -373,7 +373,9 @@ def test_all_sentences_of_a_document_share_one_deadline(
     monkeypatch.setattr(queue, "deadline", counted)
     options = DocumentOptions(format="html")
     document = "<p>one <b>two</b> three</p>"
-    [found] = asyncio.run(translate_documents(queue, [document], options, 1))
+    [found] = asyncio.run(
+        translate_documents([Step(queue=queue)], [document], options, 1)
+    )
     assert found.text.startswith("<p>")
     assert len(begun) == 1
 

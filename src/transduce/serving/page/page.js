@@ -323,6 +323,7 @@ async function look(button, result, chosen) {
     each.setAttribute("aria-pressed", String(each === button)));
   reachByTab(button);
   document.getElementById("sentence-source").textContent = piece.source;
+  const isPivoted = showPivot(piece, chosen);
   document.getElementById("translated").hidden = isParse;
   document.getElementById("parsed").hidden = !isParse;
   if (isParse) {
@@ -332,12 +333,31 @@ async function look(button, result, chosen) {
     document.getElementById("alternatives").replaceChildren(
       ...[best, ...piece.alternatives].map(alternativeItem));
   }
+  document.getElementById("attended").hidden = isPivoted;
+  if (isPivoted) {
+    stopLooking();
+    return;
+  }
   if (isEmpty(piece)) {
     stopLooking();
     document.getElementById("attention").textContent = "The result is empty.";
     return;
   }
   await showAttention(piece, chosen);
+}
+
+// Two models with a pivot language between them show the sentence in that language, as
+// neither of them attends from the result to the source.
+function showPivot(piece, chosen) {
+  const { pivot, pivot_name: name } =
+    models.find((each) => each.name === chosen.model) ?? {};
+  document.getElementById("sentence-pivot").hidden = !pivot;
+  if (!pivot) return false;
+  document.getElementById("pivot-name").textContent = name;
+  const text = document.getElementById("pivot-text");
+  text.textContent = piece.pivot;
+  text.lang = pivot;
+  return true;
 }
 
 async function showAttention(piece, chosen) {
@@ -568,7 +588,8 @@ async function listModels() {
   }
   const labels = found.map((each) => {
     const several = each.targets.length > 1 ? `${each.targets.length} languages` : "";
-    const languages = `${each.source_name} → ${several || each.target_name}`;
+    const via = each.pivot ? ` via ${each.pivot_name}` : "";
+    const languages = `${each.source_name} → ${several || each.target_name}${via}`;
     if (each.task === "parse") return `${languages} (${each.name})`;
     return each.source_name === each.source ? each.name : languages;
   });
