@@ -139,6 +139,23 @@ def test_html_keeps_its_tags_as_the_server_places_them(
     assert found.endswith("\n<pre>a</pre>\n")
 
 
+def test_subtitles_keep_their_times(
+    succeeds: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    subtitles = "1\n00:00:01,000 --> 00:00:02,000\nOne two.\n"
+    [line] = succeeds("translate", model, stdin=b"One two.\n").splitlines()
+    found = succeeds("translate", model, "--format", "srt", stdin=subtitles.encode())
+    assert found == subtitles.replace("One two.", line)
+
+
+def test_text_without_times_is_refused_as_subtitles(
+    command: Callable[..., Any], model: Path
+) -> None:
+    outcome = command("translate", model, "--format", "vtt", stdin=b"One two.\n")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "Subtitles must have lines of times" in outcome.err
+
+
 def test_a_document_is_translated_with_a_glossary(
     succeeds: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:

@@ -34,7 +34,7 @@ from transduce.text.corpus import (
 )
 from transduce.text.glossary import read_glossary
 
-InputFormat = Literal["lines", "text", "html"]
+InputFormat = Literal["lines", "text", "html", "srt", "vtt"]
 
 
 def translate(
@@ -97,9 +97,10 @@ def translate(
     resume
         Continue an interrupted output of the same model, input and options.
     format
-        lines are sentences. text and html are documents: their sentences are found by
-        the rules of the source language, and translated one by one. Tags of HTML go
-        with the words that they mark, and need the extra serve.
+        lines are sentences. text, html and the subtitles srt and vtt are documents:
+        their sentences are found by the rules of the source language, and translated
+        one by one. Tags of HTML go with the words that they mark, and need the extra
+        serve. Sentences of subtitles may go over several cues, whose times stay.
     prefixes
         A text file with the beginning of each line's translation.
     beam_size

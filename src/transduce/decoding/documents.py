@@ -1,8 +1,9 @@
-"""Documents, which are text of several sentences or HTML: translated and joined again.
+"""Documents, which are text of several sentences, HTML or subtitles, and translations.
 
-`text.splitting` and `text.markup` find the sentences of a document. A translation keeps
-what is between them; tags within a sentence go around the words that attention links to
-theirs. `translate_document` does this at once, the server in its own steps.
+`text.splitting`, `text.markup` and `text.subtitles` find the sentences of a document. A
+translation keeps what is between them; tags within a sentence go around the words that
+attention links to theirs. `translate_document` does this at once, the server in its own
+steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,11 +19,12 @@ from transduce.search_config import SearchConfig
 from transduce.text.corpus import full_windows, require_characters
 from transduce.text.inline_tags import WordLinks
 from transduce.text.splitting import Segment, Spacing, sentences, split_text
+from transduce.text.subtitles import split_subtitles, written_subtitles
 
 if TYPE_CHECKING:
     from transduce.decoding.translator import Translator
 
-Format = Literal["text", "html"]
+Format = Literal["text", "html", "srt", "vtt"]
 LINKED_AT_ONCE = 32
 """Maximum number of sentences with tags whose words are linked at once."""
 
@@ -102,7 +104,7 @@ def _links(
     translator: "Translator", found: Sequence[tuple[Segment, Translation]]
 ) -> list[WordLinks | None]:
     """Return the word links of each sentence to its translation; None without tags."""
-    tagged = [i for i, (segment, _) in enumerate(found) if segment.tags]
+    tagged = [i for i, (segment, _) in enumerate(found) if segment.is_linked]
     pairs = [(found[i][0].sentence or "", found[i][1].text) for i in tagged]
     links: list[WordLinks | None] = [None] * len(found)
     for i, each in zip(tagged, attended_links(translator, pairs), strict=True):
@@ -116,10 +118,18 @@ def split_document(
     """Split a document into its sentences and what is between them.
 
     Without `splits_lines`, each line of text or block of HTML is one sentence. Raises
-    `RequestError` for HTML if the package that reads it is not installed.
+    `RequestError` for HTML if the package that reads it is not installed, and for
+    subtitles without a line of times.
     """
     if format == "text":
         return split_text(document, language, splits_lines=splits_lines)
+    if format != "html":
+        return split_subtitles(
+            document,
+            language,
+            splits_lines=splits_lines,
+            is_escaped=format == "vtt",
+        )
     with packages_for("HTML", "serve"):
         from transduce.text.markup import split_html
     return split_html(document, language, splits_lines=splits_lines)
@@ -138,7 +148,7 @@ def written(
 ) -> TranslatedSegment:
     """Return a sentence's translations in the format of its document.
 
-    `links` place the tags of HTML: those of the translation, then of each alternative.
+    `links` place its tags: those of the translation, then of each alternative.
     """
     texts = texts_of(translation)
     if format == "html":
@@ -146,6 +156,11 @@ def written(
 
         texts = [
             written_html(segment, text, each)
+            for text, each in zip(texts, links, strict=True)
+        ]
+    elif format != "text":
+        texts = [
+            written_subtitles(segment, text, each, is_escaped=format == "vtt")
             for text, each in zip(texts, links, strict=True)
         ]
     scores = [each.score for each in translation.hypotheses[1:]]

@@ -542,7 +542,7 @@ class Translator:
         *,
         format: "transduce.decoding.documents.Format" = "text",
     ) -> str:
-        """Translate a text of several sentences, or HTML.
+        """Translate a text of several sentences, HTML or subtitles.
 
         Its sentences end by the rules of the source language, and are translated one by
         one; lines and markup stay. Tags within a sentence go around the words that
@@ -554,17 +554,18 @@ class Translator:
         Parameters
         ----------
         document
-            Text or HTML in the source language.
+            Text, HTML or subtitles in the source language.
         config
             Search settings; the model's own if None.
         format
-            "text" or "html", which needs the extra `serve`.
+            "text"; "html", which needs the extra `serve`; or "srt" or "vtt", subtitles
+            of SubRip or WebVTT, whose times stay.
 
         Raises
         ------
         RequestError
-            The model parses, the document is not valid Unicode, or a package that reads
-            HTML is missing.
+            The model parses, the document is not valid Unicode, subtitles have no line
+            of times, or a package that reads HTML is missing.
         """
         from transduce.decoding.documents import Format, translate_document
 

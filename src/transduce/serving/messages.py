@@ -49,7 +49,8 @@ FormatName = Annotated[
     Format,
     BeforeValidator(_in_lower_case),
     Field(
-        description="Plain text, or HTML, whose tags stay around the words they mark."
+        description="Plain text; HTML, whose tags stay around the words they mark; or "
+        "subtitles of SubRip (srt) or WebVTT (vtt), whose times stay."
     ),
 ]
 """Format in any case, like the codes of languages."""
@@ -161,8 +162,8 @@ class TranslateRequest(RequestMessage):
 
     @property
     def limited_texts(self) -> list[str]:
-        # The sentences of HTML count once they are known, without its markup.
-        return [] if self.format == "html" else self.texts
+        # Sentences count once they are known, without the markup or the times.
+        return self.texts if self.format == "text" else []
 
 
 class DetectedLanguage(BaseModel):
@@ -324,7 +325,7 @@ class StreamRequest(_TextRequest):
 
     @property
     def limited_texts(self) -> list[str]:
-        return [] if self.format == "html" else self.texts
+        return self.texts if self.format == "text" else []
 
 
 class ScoredText(BaseModel):

@@ -278,7 +278,7 @@ async def _links(
     """
     texts = [texts_of(each.translation) for _, each in found]
     links: list[list[WordLinks | None]] = [[None] * len(each) for each in texts]
-    tagged = [i for i, (segment, _) in enumerate(found) if segment.tags]
+    tagged = [i for i, (segment, _) in enumerate(found) if segment.is_linked]
     read = [segment.sentence or "" for segment, _ in found]
     into_pivot: dict[int, WordLinks | None] = {}
     if len(steps) > 1:

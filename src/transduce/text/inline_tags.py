@@ -8,7 +8,7 @@ beside its neighbour. Elements keep their nesting, and each is written exactly o
 import re
 import unicodedata
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -121,6 +121,15 @@ class Element:
     one space for those on both sides of a picture."""
     has_space_after: bool = False
     """Whether the source has space after it, which the sentence may lack as well."""
+
+
+class LineBorder(Element):
+    """Border between two lines of subtitles that a sentence goes over.
+
+    `opening` is what stands between their texts, such as a line of times.
+    """
+
+    __slots__ = ()
 
 
 SentenceTags = tuple[Element, ...]
@@ -423,16 +432,28 @@ def _num_words(text: str) -> int:
     return len(words) - num_characters // 2
 
 
+def escaped(text: str) -> str:
+    """Return text as HTML, outside of attributes."""
+    return escape(text, quote=False)
+
+
 def with_tags(
-    tags: SentenceTags, sentence: str, translation: str, links: WordLinks
+    tags: SentenceTags,
+    sentence: str,
+    translation: str,
+    links: WordLinks,
+    write: Callable[[str], str] = escaped,
 ) -> str:
-    """Return a translation as HTML, with the tags of the sentence."""
+    """Return a translation with the tags of the sentence.
+
+    `write` gives the text between two tags, by default as HTML.
+    """
     whole = Element(start=0, end=len(sentence), opening="", children=tags)
     placement = _Placement(sentence, translation, links)
     placed = placement.placed(whole, (0, len(translation)))
     moved = [each for each in _all_placed(placed) if not each.begins_translation]
     parts = [each.element.indentation for each in moved]
-    _write(placed, translation, parts)
+    _write(placed, translation, parts, write)
     moved = [each for each in _all_placed(placed) if each.span[1] < len(translation)]
     return "".join([*parts, *(each.element.final_space for each in moved)])
 
@@ -459,7 +480,9 @@ def _all_placed(placed: _Placed) -> Iterator[_Placed]:
         yield from _all_placed(child)
 
 
-def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
+def _write(
+    placed: _Placed, translation: str, parts: list[str], write: Callable[[str], str]
+) -> None:
     element, (at, end) = placed.element, placed.span
     has_space_before, has_space_after = placed.has_spaces
     is_apart = next(filter(None, reversed(parts)), "") == " "
@@ -470,10 +493,10 @@ def _write(placed: _Placed, translation: str, parts: list[str]) -> None:
         parts.append(element.indentation)
     if not element.is_copied:
         for child in placed.children:
-            parts.append(escape(translation[at : child.span[0]], quote=False))
-            _write(child, translation, parts)
+            parts.append(write(translation[at : child.span[0]]))
+            _write(child, translation, parts, write)
             at = child.span[1]
-        parts.append(escape(translation[at:end], quote=False))
+        parts.append(write(translation[at:end]))
     if end == len(translation):
         parts.append(element.final_space)
     parts.append(element.closing)

@@ -20,7 +20,7 @@ from string import digits
 from typing import Literal
 
 from transduce.text.abbreviations import Abbreviations, abbreviations
-from transduce.text.inline_tags import HAN_OR_KANA, SentenceTags
+from transduce.text.inline_tags import HAN_OR_KANA, LineBorder, SentenceTags
 from transduce.text.languages import WORD_MARKS, base
 from transduce.text.sentence_pieces import SURROGATE
 
@@ -654,6 +654,12 @@ class Segment:
     @property
     def is_sentence(self) -> bool:
         return self.sentence is not None
+
+    @property
+    def is_linked(self) -> bool:
+        """Whether it has tags that links of its words place, and not lines."""
+        borders = (isinstance(each, LineBorder) for each in self.tags or ())
+        return bool(self.tags) and not any(borders)
 
     @property
     def copied(self) -> str:

@@ -1,6 +1,7 @@
 """Documents are split into sentences, translated, and joined again."""
 
 import sys
+from typing import Literal
 
 import pytest
 import torch
@@ -22,6 +23,25 @@ def test_sentences_are_translated_one_by_one(translator: Translator) -> None:
     first, second = translator.translate(["One two.", "Three four."])
     found = translator.translate_document("One two. Three four.\n\n")
     assert found == f"{first.text} {second.text}\n\n"
+
+
+@pytest.mark.parametrize("format", ["srt", "vtt"])
+def test_a_sentence_of_subtitles_is_translated_whole_and_divided_again(
+    translator: Translator, format: Literal["srt", "vtt"]
+) -> None:
+    times = "00:00:0{}.000 --> 00:00:0{}.500\n"
+    subtitles = (
+        f"{times.format(1, 1)}One two\n\n{times.format(2, 2)}three <i>four</i>.\n"
+    )
+    found = translator.translate_document(subtitles, format=format)
+    first, second = found.split("\n\n")
+    assert first.startswith(times.format(1, 1))
+    assert second.startswith(times.format(2, 2))
+    assert second.endswith("\n")
+    words = [each.partition("\n")[2].rstrip("\n") for each in (first, second)]
+    assert (found.count("<i>"), found.count("</i>")) == (1, 1)
+    plain = " ".join(words).replace("<i>", "").replace("</i>", "")
+    assert plain == translator.translate("One two three four.").text
 
 
 def test_each_of_many_sentences_has_its_own_translation_and_tags(
@@ -89,7 +109,7 @@ def test_html_without_its_package_is_refused(
 
 
 def test_wrong_arguments_are_refused(translator: Translator) -> None:
-    with pytest.raises(ConfigError, match='must be "text" or "html", but'):
+    with pytest.raises(ConfigError, match='must be "text", "html", "srt" or "vtt", but'):
         translator.translate_document("one", format="markdown")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="half of a surrogate pair"):
         translator.translate_document("<p>\ud800", format="html")

@@ -755,3 +755,18 @@ def test_uvicorn_logs_again_after_a_forced_end(monkeypatch: pytest.MonkeyPatch) 
     level = logger.level
     server.run()
     assert logger.level == level != logging.CRITICAL
+
+
+def test_subtitles_are_translated_with_their_times(http: RunningServer) -> None:
+    times = "1\n00:00:01,000 --> 00:00:02,000\n"
+    body = {"q": f"{times}one two", "format": "srt"}
+    [plain] = http.models[0].queue.translator.translate(["one two"])
+    answer = http.post("/translate", body | {"source": "en", "target": "de"})
+    assert answer.json == {"translatedText": times + plain.text}
+    lines = http.post("/v1/translate", body | {"model": "en-de"}).body.splitlines()
+    assert "".join(json.loads(each)["translation"] for each in lines) == (
+        times + plain.text
+    )
+    refused = http.post("/translate", body | {"q": "one", "target": "de"})
+    assert refused.status == 400
+    assert "must have lines of times" in refused.json["error"]
