@@ -12,12 +12,11 @@ continues after an interruption. Results are printed as Markdown.
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 from machine import describe_machine
 
-from commands import bleu_table, call, corpus_parser, first_lines, train, translated
+from commands import bleu_table, call, corpus_parser, first_lines, outputs_of, train
 
 
 def main() -> None:
@@ -94,16 +93,9 @@ def _options(
 
 def report(given: argparse.Namespace, runs: dict[str, list[Path]]) -> str:
     """Format BLEU on the test texts, with the significance of the gains."""
-
-    def outputs(test: str, source: Path, number: int) -> Mapping[str, Path]:
-        return {
-            name: translated([each[number]], source, each[number] / f"{test}.out")
-            for name, each in runs.items()
-        }
-
     pairs = json.loads((given.out / "back-translated" / "report.json").read_text())
     return (
-        f"{bleu_table(given, 'training pairs', 'gain', outputs)}\n"
+        f"{bleu_table(given, 'training pairs', 'gain', outputs_of(runs))}\n"
         f"Seeds: {', '.join(map(str, given.seeds))}. p is the "
         "larger of the paired bootstrap's and of approximate randomisation's.\n"
         f"Back-translated pairs: {pairs['pairs']}\n"

@@ -94,6 +94,21 @@ def compared(outputs: Mapping[str, Path], reference: Path) -> dict[str, Compared
     }
 
 
+def outputs_of(runs: Mapping[str, Sequence[Path]]) -> Outputs:
+    """Return the outputs of systems that each have one run for each seed.
+
+    A text is translated when its outputs are first requested.
+    """
+
+    def outputs(test: str, source: Path, number: int) -> Mapping[str, Path]:
+        return {
+            name: translated([each[number]], source, each[number] / f"{test}.out")
+            for name, each in runs.items()
+        }
+
+    return outputs
+
+
 def bleu_table(
     given: argparse.Namespace, system: str, gain: str, outputs: Outputs
 ) -> str:

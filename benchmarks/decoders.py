@@ -20,7 +20,7 @@ from pathlib import Path
 
 from machine import describe_machine, seconds_of
 
-from commands import bleu_table, corpus_parser, first_lines, table, train, translated
+from commands import bleu_table, corpus_parser, first_lines, outputs_of, table, train
 from transduce.decoding.translator import Translator
 from transduce.model_folder import open_model
 from transduce.text.corpus import read_text
@@ -77,14 +77,7 @@ def trained(given: argparse.Namespace, pairs: list[Path], name: str, seed: int) 
 
 def quality(given: argparse.Namespace, runs: Mapping[str, list[Path]]) -> str:
     """Format BLEU, the means over the seeds, and the tests of significance."""
-
-    def outputs(test: str, source: Path, number: int) -> Mapping[str, Path]:
-        return {
-            name: translated([each[number]], source, each[number] / f"{test}.out")
-            for name, each in runs.items()
-        }
-
-    return bleu_table(given, "decoder", "difference", outputs)
+    return bleu_table(given, "decoder", "difference", outputs_of(runs))
 
 
 def speeds(given: argparse.Namespace, runs: Mapping[str, Path]) -> str:
