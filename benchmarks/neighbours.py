@@ -182,7 +182,7 @@ def decoding_systems(
     systems = [
         System(
             name=name,
-            work=partial(decoding.take_turns, prepare, library, task),
+            work=partial(decoding.translate_in_turns, prepare, library, task),
             environment={} if name == training.OURS else peer_environment(),
         )
         for name, prepare, library in prepared

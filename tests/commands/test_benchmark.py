@@ -9,7 +9,12 @@ import torch
 
 from transduce.benchmark import training as training_peers
 from transduce.benchmark.measurement import describe_machine
-from transduce.benchmark.training import MARIAN, TORCH, TrainingSpeed, training_table
+from transduce.benchmark.training import (
+    HUGGING_FACE,
+    TORCH,
+    TrainingSpeed,
+    training_table,
+)
 
 TINY = ("--preset", "tiny", "--device", "cpu", "--precision", "fp32", "--rounds", "1")
 
@@ -33,7 +38,7 @@ def test_json_has_all_measurements(succeeds: Callable[..., str]) -> None:
     assert found["hardware"] == "cpu (fp32)"
     assert found["machine"]["versions"]["torch"]
     assert [sentence.split(" is left")[0] for sentence in found["left_out"]] == [
-        MARIAN,
+        HUGGING_FACE,
         TORCH,
     ]
     assert found["load"] == 0.1

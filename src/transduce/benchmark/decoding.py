@@ -77,7 +77,7 @@ class DecodingOutcome:
     """Time to load the model, the same in every turn."""
 
 
-def take_turns(
+def translate_in_turns(
     prepare: Prepare,
     module: str,
     task: DecodingTask,
@@ -317,7 +317,7 @@ def _measure_turns(
         workers: dict[str, Worker[DecodingOutcome]] = {}
         for each in systems:
             on_turn(f"{each.name}: loading the model")
-            work = partial(take_turns, each.prepare, each.module, task)
+            work = partial(translate_in_turns, each.prepare, each.module, task)
             workers[each.name] = stack.enter_context(
                 Worker(
                     each.name,

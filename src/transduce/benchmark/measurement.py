@@ -267,7 +267,7 @@ LONG_S = 0.1
 REPEATS = 3
 
 
-def take_turns(hardware: Hardware, turns: Turns[float]) -> None:
+def measure_matrix_rates(hardware: Hardware, turns: Turns[float]) -> None:
     """Measure the matrix rate in every turn."""
     turns.begin()
     while True:

@@ -23,7 +23,6 @@ from torch.nn import functional
 
 from transduce.architectures.config import require_transformer
 from transduce.architectures.interface import TransductionModel
-from transduce.benchmark import measurement
 from transduce.benchmark.measurement import (
     MAX_ROUNDS,
     NAME_WIDTH,
@@ -33,6 +32,7 @@ from transduce.benchmark.measurement import (
     Worker,
     describe_machine,
     load_warning,
+    measure_matrix_rates,
     order_of_turns,
     peer_environment,
     within_quota,
@@ -149,7 +149,7 @@ class TrainingTask:
         return EncodedSide(ids=ids.astype(ID_TYPE), offsets=offsets)
 
 
-MARIAN, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
+HUGGING_FACE, TORCH = "Hugging Face Marian", "torch.nn.Transformer"
 COMPILED = "torch.nn.Transformer, compiled"
 
 
@@ -191,7 +191,7 @@ class TorchPeer(nn.Module):
         return self.dropout(self.embedding(ids) * self.scale + positions)
 
 
-class MarianPeer(nn.Module):
+class HuggingFacePeer(nn.Module):
     """`MarianMTModel` of the package `transformers`."""
 
     def __init__(self, config: ModelConfig, max_length: int) -> None:
@@ -223,7 +223,7 @@ def compiled_torch_peer(config: ModelConfig, max_length: int) -> nn.Module:
 
 
 PEERS: dict[str, Callable[[ModelConfig, int], nn.Module]] = {
-    MARIAN: MarianPeer,
+    HUGGING_FACE: HuggingFacePeer,
     TORCH: TorchPeer,
     COMPILED: compiled_torch_peer,
 }
@@ -237,7 +237,7 @@ def peers_on(device: torch.device) -> list[str]:
 
 def obstacle(name: str, config: ModelConfig) -> str | None:
     """Sentence on why a peer cannot take part; None if it can."""
-    if name == MARIAN and find_spec("transformers") is None:
+    if name == HUGGING_FACE and find_spec("transformers") is None:
         return (
             f"{name} is left out. {missing_package('It', 'transformers', 'benchmark')}"
         )
@@ -249,7 +249,7 @@ def obstacle(name: str, config: ModelConfig) -> str | None:
         "neighbourhood": None, "output_bias": False,
         "decoder_self_attention": "attention",
     }  # fmt: skip
-    if name == MARIAN:
+    if name == HUGGING_FACE:
         known["norm"] = "post"
     else:
         known |= {
@@ -532,11 +532,11 @@ def _play_rounds(
 ) -> tuple[list[float], list[Round]]:
     """Matrix rate of the machine and results of the systems in each round."""
     device = task.hardware.device
-    measure = partial(measurement.take_turns, task.hardware)
+    measure = partial(measure_matrix_rates, task.hardware)
     rates: list[float] = []
     played: list[Round] = []
     with ExitStack() as stack:
-        yardstick = stack.enter_context(
+        rate_worker = stack.enter_context(
             Worker("the matrix rate", partial(within_quota, measure), device)
         )
         workers = {
@@ -552,7 +552,7 @@ def _play_rounds(
         }
         for number in range(task.steps):
             on_round(number + 1)
-            rates.append(yardstick.take_turn().outcome)
+            rates.append(rate_worker.take_turn().outcome)
             played.append(
                 {
                     name: workers[name].take_turn()

@@ -8,7 +8,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from transduce.benchmark.measurement import REPEATS, SIZES, matrix_rate, take_turns
+from transduce.benchmark.measurement import (
+    REPEATS,
+    SIZES,
+    matrix_rate,
+    measure_matrix_rates,
+)
 
 TICK = 0.25
 
@@ -59,6 +64,6 @@ def test_the_rate_is_that_of_the_fastest_product(monkeypatch, cpu):
 
 @pytest.mark.usefixtures("known_clock")
 def test_the_rate_is_measured_in_every_turn(cpu, take_all_turns):
-    turns = take_all_turns(lambda turns: take_turns(cpu, turns), 3)
+    turns = take_all_turns(lambda turns: measure_matrix_rates(cpu, turns), 3)
     # A tick is so long that the first size is the only one.
     assert [turn.outcome for turn in turns] == [2 * SIZES[0] ** 3 / TICK] * 3

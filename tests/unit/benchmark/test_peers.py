@@ -13,11 +13,11 @@ from torch._dynamo.utils import counters
 from transduce.benchmark import training
 from transduce.benchmark.training import (
     COMPILED,
-    MARIAN,
+    HUGGING_FACE,
     OURS,
     PEERS,
     TORCH,
-    MarianPeer,
+    HuggingFacePeer,
     PeerTrainer,
     TorchPeer,
     compiled_torch_peer,
@@ -124,8 +124,8 @@ def torch_like(ours: Transformer) -> TorchPeer:
     return peer
 
 
-def marian_like(ours: Transformer) -> MarianPeer:
-    peer = MarianPeer(ours.config, max_length=256)
+def marian_like(ours: Transformer) -> HuggingFacePeer:
+    peer = HuggingFacePeer(ours.config, max_length=256)
     weights = marian_weights(ours.state_dict(), ours.config.num_layers)
     for side in SIDES:
         # Marian has all sines before all cosines.
@@ -142,10 +142,10 @@ def marian_like(ours: Transformer) -> MarianPeer:
     return peer
 
 
-@pytest.fixture(params=[TORCH, MARIAN])
+@pytest.fixture(params=[TORCH, HUGGING_FACE])
 def peer_like(request):
     """Make a peer with our weights."""
-    if request.param == MARIAN:
+    if request.param == HUGGING_FACE:
         return marian_like
     return torch_like
 
@@ -223,8 +223,8 @@ def test_a_peer_has_as_many_parameters(task, peer_like):
 
 
 def test_a_compiled_peer_is_measured_on_a_gpu():
-    assert peers_on(torch.device("cuda", 0)) == [MARIAN, TORCH, COMPILED]
-    assert peers_on(torch.device("cpu")) == [MARIAN, TORCH]
+    assert peers_on(torch.device("cuda", 0)) == [HUGGING_FACE, TORCH, COMPILED]
+    assert peers_on(torch.device("cpu")) == [HUGGING_FACE, TORCH]
 
 
 @pytest.mark.usefixtures("unchecked_types")
@@ -246,7 +246,7 @@ def test_a_compiled_peer_computes_the_same(task, monkeypatch):
     torch.testing.assert_close(logits, plain(source, target_in))
 
 
-@pytest.mark.parametrize("name", [MARIAN, TORCH])
+@pytest.mark.parametrize("name", [HUGGING_FACE, TORCH])
 def test_a_peer_computes_in_bf16_where_ours_does(task, name):
     hardware = replace(task.hardware, dtype=torch.bfloat16)
     half = replace(task, hardware=hardware, steps=1)
@@ -266,7 +266,7 @@ def test_a_peer_computes_in_bf16_where_ours_does(task, name):
 
 
 def test_marian_uses_fused_attention(task):
-    config = MarianPeer(task.model, 10).marian.config
+    config = HuggingFacePeer(task.model, 10).marian.config
     assert config._attn_implementation == "sdpa"
 
 
@@ -284,13 +284,13 @@ def test_torch_drops_only_what_the_paper_drops(task, norm):
 
 
 def test_marian_drops_only_what_the_paper_drops(task):
-    config = MarianPeer(replace(task.model, dropout=0.25), 10).marian.config
+    config = HuggingFacePeer(replace(task.model, dropout=0.25), 10).marian.config
     assert config.dropout == 0.25
     rest = ("attention_dropout", "activation_dropout", "encoder_layerdrop")
     assert [getattr(config, name) for name in rest] == [0.0] * 3
 
 
-@pytest.mark.parametrize("name", [OURS, MARIAN, TORCH])
+@pytest.mark.parametrize("name", [OURS, HUGGING_FACE, TORCH])
 def test_a_system_makes_one_update_at_each_turn(task, name, take_all_turns):
     turns = take_all_turns(work_of(name, task), 3)
     tokens = [update.num_target_tokens for update in task.updates(task.dataset())]
@@ -332,9 +332,9 @@ def with_transformers(monkeypatch):
         (TORCH, {"scores": "additive"}, "`model.scores` = additive"),
         (TORCH, {"neighbourhood": 3}, "`model.neighbourhood` = 3"),
         (TORCH, {"positions": "learned"}, "`model.positions` = learned"),
-        (MARIAN, {"positions": "learned"}, "`model.positions` = learned"),
-        (MARIAN, {"norm": "pre"}, "`model.norm` = pre"),
-        (MARIAN, {"output_bias": True}, "`model.output_bias` = True"),
+        (HUGGING_FACE, {"positions": "learned"}, "`model.positions` = learned"),
+        (HUGGING_FACE, {"norm": "pre"}, "`model.norm` = pre"),
+        (HUGGING_FACE, {"output_bias": True}, "`model.output_bias` = True"),
         (TORCH, {"activation": "silu"}, "`model.activation` = silu"),
         (TORCH, {"tied_output": False}, "`model.tied_output` = False"),
         (TORCH, {"attention_dropout": 0.1}, "`model.attention_dropout` = 0.1"),
@@ -354,10 +354,10 @@ def test_a_peer_that_does_not_support_the_same_model_is_left_out(
     ("name", "changes"),
     [
         (TORCH, {}),
-        (MARIAN, {}),
+        (HUGGING_FACE, {}),
         (TORCH, {"norm": "pre"}),
-        (MARIAN, {"activation": "silu"}),
-        (MARIAN, {"tied_output": False, "relu_dropout": 0.1}),
+        (HUGGING_FACE, {"activation": "silu"}),
+        (HUGGING_FACE, {"tied_output": False, "relu_dropout": 0.1}),
         (TORCH, {"decoder_layers": 1}),
     ],
     ids=str,
@@ -370,7 +370,7 @@ def test_a_peer_that_supports_the_same_model_is_measured(task, name, changes):
 
 def test_a_missing_package_is_named(task, monkeypatch):
     monkeypatch.setattr("transduce.benchmark.training.find_spec", lambda name: None)
-    assert obstacle(MARIAN, task.model) == (
+    assert obstacle(HUGGING_FACE, task.model) == (
         "Hugging Face Marian is left out. It needs the package `transformers`, which "
         "is not installed; install it by pip install '.[benchmark]' in the folder of "
         "transduce's source."

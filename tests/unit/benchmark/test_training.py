@@ -8,7 +8,7 @@ import pytest
 from transduce.benchmark import training as training_speed
 from transduce.benchmark.measurement import Turn, within_quota
 from transduce.benchmark.training import (
-    MARIAN,
+    HUGGING_FACE,
     OURS,
     TORCH,
     WARM_UP_ROUNDS,
@@ -24,7 +24,7 @@ from transduce.model.config import count_parameters
 
 SECONDS = {
     OURS: [9.0, 9.0, 1.0, 2.0, 4.0],
-    MARIAN: [9.0, 9.0, 4.0, 6.0, 8.0],
+    HUGGING_FACE: [9.0, 9.0, 4.0, 6.0, 8.0],
     TORCH: [9.0, 9.0, 3.0, 3.0, 3.0],
 }
 RATES = [1e6, 2e6, 1e6, 3e6, 1e6]
@@ -118,8 +118,11 @@ def test_peers_train_with_openmps_own_settings(monkeypatch, task, shortens):
     measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
     default = {"GOMP_SPINCOUNT": "300000"} if shortens else {}
     assert KnownWorker.environments == {
-        YARDSTICK: {}, OURS: {"MALLOC_ARENA_MAX": "1"}, MARIAN: default, TORCH: default
-    }  # fmt: skip
+        YARDSTICK: {},
+        OURS: {"MALLOC_ARENA_MAX": "1"},
+        HUGGING_FACE: default,
+        TORCH: default,
+    }
 
 
 def of(speed, name):
@@ -128,28 +131,28 @@ def of(speed, name):
 
 def test_systems_take_turns_in_rotating_order(order, speed):
     rounds = [
-        [YARDSTICK, OURS, MARIAN, TORCH],
-        [YARDSTICK, MARIAN, TORCH, OURS],
-        [YARDSTICK, TORCH, OURS, MARIAN],
-        [YARDSTICK, OURS, MARIAN, TORCH],
-        [YARDSTICK, MARIAN, TORCH, OURS],
+        [YARDSTICK, OURS, HUGGING_FACE, TORCH],
+        [YARDSTICK, HUGGING_FACE, TORCH, OURS],
+        [YARDSTICK, TORCH, OURS, HUGGING_FACE],
+        [YARDSTICK, OURS, HUGGING_FACE, TORCH],
+        [YARDSTICK, HUGGING_FACE, TORCH, OURS],
     ]
-    ends = [f"{name} goes" for name in (TORCH, MARIAN, OURS, YARDSTICK)]
+    ends = [f"{name} goes" for name in (TORCH, HUGGING_FACE, OURS, YARDSTICK)]
     assert order == [*sum(rounds, []), *ends]
     assert len(rounds) == WARM_UP_ROUNDS + 3
-    assert [each.name for each in speed.systems] == [OURS, MARIAN, TORCH]
+    assert [each.name for each in speed.systems] == [OURS, HUGGING_FACE, TORCH]
 
 
 def test_the_warm_up_is_not_counted(speed):
     assert speed.rounds == 3
     assert of(speed, OURS).seconds == (1, 2, 4)
-    assert of(speed, MARIAN).losses == (5.0,) * 3
+    assert of(speed, HUGGING_FACE).losses == (5.0,) * 3
     assert len(speed.target_tokens) == len(speed.update_flops) == 3
 
 
 def test_speeds_are_medians_over_the_rounds(speed):
     tokens, flops = speed.target_tokens, speed.update_flops
-    marian = of(speed, MARIAN)
+    marian = of(speed, HUGGING_FACE)
     assert marian.tokens_per_second == median(
         [tokens[0] / 4, tokens[1] / 6, tokens[2] / 8]
     )
@@ -191,11 +194,11 @@ def test_the_result_has_the_updates_after_the_warm_up(speed, task):
 
 
 def test_a_system_left_out_takes_no_turn_and_is_reported(monkeypatch, order, task):
-    reasons = {MARIAN: "Marian is ill.", TORCH: None}
+    reasons = {HUGGING_FACE: "Marian is ill.", TORCH: None}
     monkeypatch.setattr(training_speed, "obstacle", lambda name, _: reasons[name])
     speed = measure_training(task.run, task.hardware, 1, on_round=lambda _: None)
     assert speed.left_out == ("Marian is ill.",)
-    assert set(order) & {OURS, MARIAN, TORCH} == {OURS, TORCH}
+    assert set(order) & {OURS, HUGGING_FACE, TORCH} == {OURS, TORCH}
 
 
 def test_rounds_are_announced_when_they_start(order, task):

@@ -72,7 +72,7 @@ def test_waiting_is_not_part_of_a_turn(take_all_turns, monkeypatch):
 
 
 def test_a_worker_works_in_a_process_of_its_own(cpu):
-    work = partial(measurement.take_turns, cpu)
+    work = partial(measurement.measure_matrix_rates, cpu)
     with Worker("The rate", work, CPU) as worker:
         turns = [worker.take_turn() for _ in range(2)]
         [process] = multiprocessing.active_children()
