@@ -1,7 +1,8 @@
 """`transduce translate`: translation of raw text."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,10 +23,10 @@ from transduce.cli.resumable_output import Destination, Origin, RecordOutput
 from transduce.decoding.documents import translate_document
 from transduce.decoding.native_decoder import PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
-from transduce.decoding.translator import load
+from transduce.decoding.translator import Translator, load
 from transduce.errors import ConfigError
 from transduce.model_folder import model_sum
-from transduce.search_config import LengthPenalty
+from transduce.search_config import LengthPenalty, SearchConfig
 from transduce.text.corpus import (
     STANDARD_INPUT,
     read_document,
@@ -193,12 +194,7 @@ def translate(
         translator = translator.with_glossary(terms)
     if input is not None:
         warn_of_other_language(model, "source", translator.source_language, [input])
-    width = translator.search.beam_size if beam_size is None else beam_size
-    if nbest is not None and not 1 <= nbest <= max(width, 1):
-        raise ConfigError(
-            f"--nbest must be from 1 to the beam size {width}, but is {nbest}; see "
-            "`--beam-size`."
-        )
+    _require_within_beam(nbest, beam_size or translator.search.beam_size)
     settings = {
         "beam_size": beam_size,
         "num_best": nbest,
@@ -224,33 +220,53 @@ def translate(
         return
     prefix_lines = None if prefixes is None else read_text([prefixes])
 
-    def origin() -> Origin:
-        return {
-            "command": "translate",
-            "models": [model_sum(each) for each in (model, *ensemble)],
-            "search": asdict(config),
-            "prefixes": prefixes is not None,
-            **shortlist_origin(config, translator.shortlist),
-            **(
-                {"glossary": translator.glossary.digest()}
-                if translator.glossary is not None
-                else {}
-            ),
-        }
-
-    def found(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
+    def translate_rest(rest: RecordOutput, pace: Pace) -> Iterator[Translation]:
         lines = rest.reading(source.lines)
         targets = None if prefix_lines is None else rest.reading(prefix_lines)
         return translator.translate_stream(lines, config, targets, pace)
 
     write_translations(
-        found,
+        translate_rest,
         source.windows,
         destination,
-        origin,
+        partial(
+            _origin,
+            (model, *ensemble),
+            translator,
+            config,
+            has_prefixes=prefixes is not None,
+        ),
         OutputFormat(num_best=config.num_best, jsonl=jsonl),
         translator,
     )
+
+
+def _require_within_beam(nbest: int | None, beam_size: int) -> None:
+    """Raise `ConfigError` if a beam cannot have as many translations of a line."""
+    if nbest is not None and not 1 <= nbest <= max(beam_size, 1):
+        raise ConfigError(
+            f"--nbest must be from 1 to the beam size {beam_size}, but is {nbest}; see "
+            "`--beam-size`."
+        )
+
+
+def _origin(
+    models: Sequence[Path],
+    translator: Translator,
+    config: SearchConfig,
+    *,
+    has_prefixes: bool,
+) -> Origin:
+    """Return all on which translations depend besides the input."""
+    glossary = translator.glossary
+    return {
+        "command": "translate",
+        "models": [model_sum(each) for each in models],
+        "search": asdict(config),
+        "prefixes": has_prefixes,
+        **shortlist_origin(config, translator.shortlist),
+        **({} if glossary is None else {"glossary": glossary.digest()}),
+    }
 
 
 def _require_for_lines(format: InputFormat, **options: object) -> None:
