@@ -84,7 +84,7 @@ class BoundedConsole(Console):
     def status(self, status: RenderableType, **options: Any) -> Status:
         """Return a line with a spinner, which a file or a dumb terminal does not get.
 
-        Rich also draws it into files if `FORCE_COLOR` is set, as in the logs of CI.
+        With `FORCE_COLOR`, as in the logs of CI, Rich itself would draw it into files.
         """
         return StatusLine(self, status, **options)
 

@@ -51,7 +51,11 @@ def choose_device(name: str) -> str:
 def choose_precision(
     precision: PrecisionChoice, device: str, checkpoints: Sequence[StoredModel]
 ) -> DecodingPrecision:
-    """Return the precision; "auto" is int8 for quantized models, else fp32."""
+    """Return the precision of decoding.
+
+    "auto" is int8 if all models are quantized, the device is a CPU and the native
+    library is there; otherwise it is fp32.
+    """
     if precision != "auto":
         return precision
     are_quantized = all(

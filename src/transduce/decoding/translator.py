@@ -1007,7 +1007,8 @@ def load(
     precision
         Precision of matrix products. "fp32" is exact; "int8" (on a CPU) and "bf16" are
         faster on processors made for them, and approximate. "auto" is "int8" if all
-        models are quantized and the device is a CPU, otherwise "fp32".
+        models are quantized, the device is a CPU and the native library is there;
+        otherwise "fp32".
     num_processes
         Processes that translate, forks of this one with one thread each; faster if
         there are many sentences. Only under Linux and on a CPU. None: one for each
