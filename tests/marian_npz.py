@@ -1,5 +1,7 @@
 """Folder of Marian's own, with random weights, and what Marian computes of it."""
 
+import re
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,70 @@ def write_npz(path: Path, arrays: dict[str, Any], options: dict[str, object]) ->
     text = "".join(f"{name}: {value}\n" for name, value in options.items()) + "\0"
     stored = np.frombuffer(text.encode(), dtype=np.int8)
     np.savez(path, **{**arrays, "special:model.yml": stored})
+
+
+INTGEMM8, INTGEMM16, FP32, TEXT = 0x4101, 0x4102, 0x0404, 0x0101
+"""Numbers of types in Marian's binary format."""
+
+
+def write_binary(
+    path: Path,
+    arrays: dict[str, np.ndarray],
+    options: dict[str, object],
+    kind: int = INTGEMM8,
+) -> dict[str, np.ndarray]:
+    """Write weights as `marian-conv --gemm-type` does; return what they stand for."""
+    text = "".join(f"{name}: {value}\n" for name, value in options.items()) + "\0"
+    items = {"special:model.yml": (TEXT, (len(text.encode()),), text.encode())}
+    rounded = {}
+    for name, array in arrays.items():
+        is_matrix = "Wemb" in name or re.search("_W.?$", name)
+        stored = quantized(array, kind) if is_matrix and kind != FP32 else None
+        content, rounded[name] = stored or (array.tobytes(), array)
+        if stored and "Wemb" not in name:
+            content = quantized(array.T, kind)[0]
+        items[name] = (kind if stored else FP32, array.shape, content)
+    path.write_bytes(binary(items))
+    return rounded
+
+
+def quantized(array: np.ndarray, kind: int) -> tuple[bytes, np.ndarray]:
+    """Content of a quantized matrix, and the numbers that it stands for."""
+    limit, dtype = (127, np.int8) if kind == INTGEMM8 else (None, np.int16)
+    scale = FLOAT(limit / np.abs(array).max() if limit else 1_024)
+    numbers = np.round(array * scale).astype(dtype)
+    return numbers.tobytes() + scale.tobytes(), numbers * (FLOAT(1) / scale)
+
+
+def binary(
+    items: dict[str, tuple[int, tuple[int, ...], bytes]], version: int = 1
+) -> bytes:
+    """Binary file of types, shapes and contents."""
+    padded = [content + b"\0" * (-len(content) % 256) for *_, content in items.values()]
+    headers = [
+        struct.pack("<4Q", len(name.encode()) + 1, kind, len(shape), len(content))
+        for (name, (kind, shape, _)), content in zip(items.items(), padded, strict=True)
+    ]
+    names = [name.encode() + b"\0" for name in items]
+    shapes = [np.array(shape, "<i4").tobytes() for _, shape, _ in items.values()]
+    start = struct.pack("<2Q", version, len(items)) + b"".join(
+        [*headers, *names, *shapes]
+    )
+    padding = bytes(-(len(start) + 8) % 256)
+    return start + struct.pack("<Q", len(padding)) + padding + b"".join(padded)
+
+
+def binary_lexicon(first: int, lists: list[list[int]]) -> bytes:
+    """Binary shortlist with the targets of each source row."""
+    ends = [0, *np.cumsum([len(each) for each in lists]).tolist()]
+    numbers = (first, 100, len(ends), ends[-1], *ends)
+    entries = np.array([i for each in lists for i in sorted(each)], "<u4").tobytes()
+    content = struct.pack(f"<{len(numbers)}Q", *numbers) + entries
+    checksum = 0
+    for number in np.frombuffer(content, "<u8", len(content) // 8).tolist():
+        mixed = number + 0x9E3779B9 + (checksum << 6) + (checksum >> 2)
+        checksum ^= mixed % 2**64
+    return struct.pack("<2Q", 0xF11A48D5013417F5, checksum) + content
 
 
 def random_arrays(

@@ -54,6 +54,9 @@ EOLE_WEIGHTS = "model.00.safetensors"
 """Weights of a model of eole, or the first part of them."""
 MARIAN_BINARY = (1).to_bytes(8, "little")
 """Beginning of a binary file of Marian: the version of its format."""
+COMPRESSED_BINARY = ".bin.gz"
+MARIAN_SETTINGS = (".yml", ".yaml")
+"""Endings of the names of Marian's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,10 @@ class Finding:
         return f"{self.what}; {self.remedy}{end}"
 
 
+IMPORT_FILE = (
+    "make a model of it, with the vocabularies in the same folder, by `transduce "
+    "import FILE --out MODEL`"
+)
 KINDS_OF_FILES = {
     ".safetensors": Finding(
         what="is a file of weights, which needs the files beside it",
@@ -79,13 +86,12 @@ KINDS_OF_FILES = {
             what="is a file of another program's weights, such as PyTorch or "
             "CTranslate2 writes",
             remedy="`transduce import` takes the folder of a Marian model, of Hugging "
-            "Face or with model.npz",
+            "Face or with model.npz or Marian's model.bin",
         ),
     ),
     ".npz": Finding(
         what="is a file of NumPy arrays, as Marian's own program writes its models",
-        remedy="make a model of its folder, which must also hold the vocabularies, by "
-        "`transduce import FOLDER --out MODEL`",
+        remedy=IMPORT_FILE,
     ),
     ".onnx": Finding(
         what="is a model in ONNX, which cannot be read back",
@@ -116,10 +122,7 @@ KINDS_OF_FILES = {
     ),
 }
 """Descriptions of files by the endings of their names."""
-PACKED = Finding(
-    what="is a model in Marian's binary format, which cannot be read back",
-    remedy="import the model.npz that it was made of",
-)
+BINARY = Finding(what="is a model in Marian's binary format", remedy=IMPORT_FILE)
 
 
 def describe(path: Path) -> Finding:
@@ -214,9 +217,9 @@ def _file(path: Path) -> Finding:
         )
     if path.name == "tokenizer.json":
         return KINDS_OF_FILES[".spm"]
-    is_packed = beginning.startswith(MARIAN_BINARY)
-    if is_packed or path.suffix.lower() in KINDS_OF_FILES:
-        return PACKED if is_packed else KINDS_OF_FILES[path.suffix.lower()]
+    by_name = KINDS_OF_FILES.get(path.suffix.lower())
+    if finding := BINARY if beginning.startswith(MARIAN_BINARY) else by_name:
+        return finding
     if _is_text(beginning):
         return Finding(
             what="is a text file",
@@ -331,23 +334,27 @@ def _not_imported(path: Path, names: set[str]) -> Iterator[Finding]:
             "tensor2tensor, which cannot be imported",
             remedy=TRAIN,
         )
-    if ".npz" not in suffixes and is_marian_folder(path):
-        yield PACKED
 
 
 def _others(path: Path, names: set[str]) -> Iterator[Finding]:
     suffixes = {Path(name).suffix for name in names}
-    if ".npz" in suffixes:
+    if ".npz" in suffixes or is_marian(path):
         yield Finding(
             what="is a model of Marian's own program, which must be imported first",
             remedy="make a model of it by `transduce import "
             f"{shlex.quote(str(path))} --out MODEL`",
         )
+    if any(name.endswith(COMPRESSED_BINARY) for name in names):
+        yield Finding(
+            what="holds compressed files, as those of Marian's models for browsers",
+            remedy=f"unpack them by `gunzip {shlex.quote(str(path))}/*.gz`, and make a "
+            "model of the folder by `transduce import`",
+        )
     if suffixes & {".pt", ".pth", ".bin", ".ckpt"} or "params.best" in names:
         yield Finding(
             what="holds another program's weights, which cannot be imported",
             remedy="`transduce import` takes the folder of a Marian model, with "
-            f"{CONFIG} or model.npz; else {TRAIN}",
+            f"{CONFIG}, model.npz or Marian's model.bin; else {TRAIN}",
         )
     if WEIGHTS in names and CONFIG not in names:
         yield Finding(
@@ -366,23 +373,26 @@ def _others(path: Path, names: set[str]) -> Iterator[Finding]:
         )
 
 
-def is_marian_folder(folder: Path) -> bool:
-    """Return whether a folder has weights of Marian's own, in any of its formats.
+def is_marian(path: Path) -> bool:
+    """Return whether a path is that of a model of Marian's own: a folder with weights
+    in any of its formats, weights, or settings.
 
-    One that also has Hugging Face's `config.json` counts as theirs.
+    A folder that also has Hugging Face's `config.json` counts as theirs.
     """
-    names = [each.name for each in folder.glob("*")] if folder.is_dir() else []
+    if path.is_file():
+        return path.suffix in (".npz", *MARIAN_SETTINGS) or is_marian_binary(path)
+    names = [each.name for each in path.glob("*")] if path.is_dir() else []
     if CONFIG in names:
         return False
-    packed = [name for name in names if name.endswith(".bin")]
+    binaries = [name for name in names if name.endswith(".bin")]
     return (
         any(name.endswith(".npz") for name in names)
-        or (DECODER in names and bool(packed))
-        or any(_is_marian_binary(folder / name) for name in packed)
+        or (DECODER in names and bool(binaries))
+        or any(is_marian_binary(path / name) for name in binaries)
     )
 
 
-def _is_marian_binary(path: Path) -> bool:
+def is_marian_binary(path: Path) -> bool:
     """Return whether a file is in Marian's binary format."""
     with suppress(OSError):
         if path.is_file():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import marian_npz
 from marian_folder import change_settings
 from transduce.errors import missing_package
 from transduce.interop.marian_import import import_model
@@ -137,9 +138,33 @@ def test_a_missing_model_to_import_is_to_be_downloaded(
     (origin / "model.pt").write_bytes(b"\x80")
     assert refuses("import", origin, "--out", out) == (
         f"{needed} holds another program's weights, which cannot be imported; "
-        "`transduce import` takes the folder of a Marian model, with config.json or "
-        f"model.npz; else {download}"
+        "`transduce import` takes the folder of a Marian model, with config.json, "
+        f"model.npz or Marian's model.bin; else {download}"
     )
+
+
+def test_a_student_of_marian_is_imported_with_its_shortlist(
+    succeeds: Callable[..., str],
+    refuses: Callable[..., str],
+    tmp_path: Path,
+) -> None:
+    folder, out = tmp_path / "student", tmp_path / "imported"
+    arrays = marian_npz.write_folder(folder, marian_npz.SHARED)
+    weights = folder / "model.intgemm8.bin"
+    marian_npz.write_binary(weights, arrays, marian_npz.OPTIONS)
+    (folder / "model.npz").unlink()
+    settings = folder / "config.intgemm8bit.yml"
+    settings.write_text(
+        f"models: [{weights.name}]\nshortlist: [lex.s2t, 50, 50]\nnormalize: 1.0\n"
+    )
+    (folder / "lex.s2t").write_text("\u2581Hund \u2581dog 0.9\n")
+    shown = succeeds("import", weights, "--out", out)
+    assert "It has a shortlist, which is used by default." in shown
+    assert "Marian" not in succeeds("translate", out, stdin=b"The dog runs.\n")
+    weights.write_bytes(weights.read_bytes()[:3_000])
+    said = refuses("import", settings, "--out", tmp_path / "other")
+    assert said.startswith(f"{weights}: the weights are missing or damaged (it must ")
+    assert not (tmp_path / "other").exists()
 
 
 def test_only_an_older_import_is_overwritten(

@@ -43,10 +43,14 @@ FOLDERS: dict[str, tuple[dict[str, str], str]] = {
         "holds checkpoints of TensorFlow, such as those of OpenNMT-tf and "
         "tensor2tensor, which cannot be imported; train one with",
     ),
-    "Marian's own, packed": (
+    "Marian's own, binary": (
         {"model.intgemm.alphas.bin": "\1" + 7 * "\0" + "x", "vocab.spm": "x"},
-        "is a model in Marian's binary format, which cannot be read back; import the "
-        "model.npz that it was made of.",
+        "is a model of Marian's own program, which must be imported first; make a",
+    ),
+    "Marian's own, compressed": (
+        {"model.ende.intgemm.alphas.bin.gz": "x", "vocab.ende.spm.gz": "x"},
+        "holds compressed files, as those of Marian's models for browsers; unpack them "
+        "by `gunzip 'a folder'/*.gz`, and make a model of the folder by `transduce",
     ),
     "Marian, safetensors": (
         {"config.json": MARIAN, "model.safetensors": "x", "vocab.json": "{}"},
@@ -126,10 +130,11 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "PyTorch": ("pytorch_model.bin", b"PK\3\4", "another program's weights,"),
     "fairseq": ("checkpoint_best.pt", b"PK\3\4", "another program's weights,"),
     "Marian's own": ("model.NPZ", b"PK\3\4", "is a file of NumPy arrays, as Marian"),
-    "Marian's own, packed": (
+    "Marian's own, binary": (
         "model.bin",
         b"\1\0\0\0\0\0\0\0x",
-        "is a model in Marian's binary format, which cannot be read back; import the",
+        "is a model in Marian's binary format; make a model of it, with the "
+        "vocabularies in the same folder, by `transduce import FILE --out MODEL`.",
     ),
     "Argos Translate": ("en_de.argosmodel", b"PK", "is a package of Argos Translate, "),
     "ONNX": ("model.onnx", b"\0\1", "is a model in ONNX, which cannot be read back"),

@@ -2,8 +2,9 @@
 
 Two formats have models of Marian. `marian_import` and `marian_export` are for those of
 Hugging Face (`MarianMTModel`), as OPUS-MT's; `marian_npz_import` and
-`marian_npz_export` for those of Marian's own program (model.npz). What both formats
-share is in `marian_conventions`.
+`marian_npz_export` for those of Marian's own program (model.npz), of which the import
+also reads the binary format (`marian_binary`) and shortlists (`marian_shortlist`). What
+both share is in `marian_conventions`.
 """
 
 import os

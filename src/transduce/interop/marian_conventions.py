@@ -19,6 +19,8 @@ from transduce.text.vocabulary import corpus_tags, find_language_tag
 
 NEVER = -1e4
 """Bias that gives a token zero probability in any precision."""
+ACTIVATION_SCALE = "_QuantMultA"
+"""Ending of the names of the activations' scales, for products in 8 bits."""
 NORM_EPSILON = 1e-5
 """Fixed epsilon of its layer norms; a smaller one of a model hardly differs."""
 LEARNED_START = "learned_start"

@@ -1,4 +1,6 @@
-"""Import from Marian itself: a folder with model.npz and SentencePiece vocabularies.
+"""Import from Marian itself: a folder with weights and SentencePiece vocabularies.
+
+The weights are model.npz, or in Marian's binary format, which `marian_binary` reads.
 
 Marian (Junczys-Dowmunt et al., 2018) stores the options of a model beside its weights,
 as `special:model.yml`. Its Transformers differ from the paper's in what `ModelConfig`
@@ -19,6 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from os.path import lexists
 from pathlib import Path
 from tokenize import TokenError
@@ -27,14 +30,17 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from transduce.checkpoint import Checkpoint, load_model, write_model
 from transduce.errors import CheckpointError, ConfigError, RequestError, counted
 from transduce.files import atomic_directory, read_json, reason, require_file
-from transduce.foreign_models import DECODER
+from transduce.foreign_models import DECODER, MARIAN_SETTINGS, is_marian_binary
 from transduce.interop.export import ProofError
+from transduce.interop.marian_binary import read_binary
 from transduce.interop.marian_conventions import (
+    ACTIVATION_SCALE,
     NEVER,
     halved,
     layer_weights,
@@ -44,6 +50,7 @@ from transduce.interop.marian_conventions import (
     require_known_target,
     with_corpus_tags,
 )
+from transduce.interop.marian_shortlist import Limits, Rows, read_shortlist
 from transduce.interop.portable_tokenizer import (
     read_sentencepiece,
     require_whole_characters,
@@ -65,6 +72,7 @@ from transduce.text.sentence_pieces import (
     SentencePieceModel,
     SentencePieceTokenizer,
 )
+from transduce.text.shortlist import Shortlist
 from transduce.text.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES
 
 OPTIONS = "special:model.yml"
@@ -81,7 +89,14 @@ DROPOUTS = {
 }
 """Options of this package with the dropouts of further training. Marian's own would
 overrule those that its user gives."""
-CONFIG = "config.yml"
+SETTINGS = (
+    DECODER, "config.yml", "config*.yml", "*.npz.decoder.yml", "*.bin.decoder.yml",
+    "*.npz.yml",
+)  # fmt: skip
+"""Patterns of the names of settings, the most certain first: those of decoding, such as
+config.intgemm8bitalpha.yml, and those of training."""
+SHORTLISTS = "lex*.s2t*"
+"""Pattern of the names of shortlists."""
 END = SPECIAL_PIECES[EOS]
 ACTIVATIONS: dict[str, Activation] = {"relu": "relu", "swish": "silu"}
 ARRANGEMENTS: dict[tuple[str, str, str], Norm] = {
@@ -133,7 +148,6 @@ NEUTRAL: dict[str, tuple[tuple[str | list[str], ...], str]] = {
     "word-penalty": (("0", "0.0"), "`search.length_penalty` favours long ones"),
     "max-length-factor": (("3", "3.0"), "`search.extra_length` limits the length"),
     "output-sampling": (([], "false"), "`transduce sample` draws translations"),
-    "shortlist": (([],), "`transduce shortlist` makes one of training pairs"),
     "n-best": (("false",), "`transduce translate --nbest` gives several"),
     "force-decode": (("false",), "`transduce translate --prefixes` is similar"),
 }
@@ -206,10 +220,11 @@ def import_marian(
     if the model cannot be imported, `CheckpointError` if it is damaged, `ProofError` if
     the tokenizers differ.
     """
-    path = _find_model(origin)
+    files = find_files(origin)
+    path = files.weights
     options, arrays = _read_arrays(path)
     config = _config(options, path)
-    sides = _read_sides(origin)
+    sides = _read_sides(files)
     vocabulary = _Vocabulary(*sides)
     tokenizer = SentencePieceTokenizer(
         vocabulary=vocabulary.pieces,
@@ -224,12 +239,14 @@ def import_marian(
     given = languages or LanguagesConfig()
     target_language = given.target or _language(options, TARGET_LANGUAGE, path)
     require_known_target(target_language, tokenizer, origin)
+    shortlist = _shortlist(files, vocabulary, tokenizer)
     checkpoint = Checkpoint(
         config=config,
         weights=weights,
         tokenizer=tokenizer,
         step=0,
-        search=_search(origin, tokenizer.unknown),
+        search=_search(files, tokenizer.unknown),
+        shortlist=shortlist,
         source_language=given.source or _language(options, SOURCE_LANGUAGE, path),
         target_language=target_language,
     )
@@ -247,39 +264,81 @@ def import_marian(
 # ---- Files -----------------------------------------------------------------------
 
 
-def _find_model(folder: Path) -> Path:
-    """Return the file of the weights: the one that the settings name, or the only one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """Files of a model of Marian."""
 
-    Copies of the optimizer are not weights.
+    folder: Path
+    weights: Path
+    """File of the weights, model.npz or in the binary format."""
+    settings_path: Path
+    """File of settings of decoding; decoder.yml if there is none."""
+    settings: Options
+    """Settings of decoding or, if there are none, of training."""
+
+
+def find_files(origin: Path) -> Files:
+    """Find the files of a model by its folder, its settings, or its weights.
+
+    Raises `RequestError` if the weights are missing or several, and `CheckpointError`
+    if the settings are damaged.
     """
-    found = sorted(
-        path for path in folder.glob("*.npz") if not path.stem.endswith(".optimizer")
+    if origin.is_dir():
+        return _chosen(origin, _weights_in(origin), _settings_in(origin))
+    folder = origin.parent
+    if origin.suffix in MARIAN_SETTINGS:
+        return _chosen(folder, _weights_in(folder), [origin])
+    return _chosen(folder, [origin], _settings_in(folder))
+
+
+def _weights_in(folder: Path) -> list[Path]:
+    """List the files of weights; copies of the optimizer are none."""
+    return sorted(
+        path
+        for path in (*folder.glob("*.npz"), *folder.glob("*.bin"))
+        if not path.stem.endswith(".optimizer")
+        and (path.suffix == ".npz" or is_marian_binary(path))
     )
-    named = {Path(name).name for name in _listed(_settings(folder), "models")}
-    chosen = [path for path in found if path.name in named] or found
-    if len(chosen) == 1:
-        return chosen[0]
-    packed = sorted(path.name for path in folder.glob("*.bin"))
-    if not found:
-        raise RequestError(
-            f"{folder}: must hold the weights as model.npz, but has only "
-            f"{', '.join(packed) or 'other files'}, and weights that Marian has packed "
-            "for decoding cannot be read back; import the model.npz that they were "
-            "made of."
+
+
+def _settings_in(folder: Path) -> list[Path]:
+    """List the files of settings, the most certain first."""
+    found = (path for pattern in SETTINGS for path in sorted(folder.glob(pattern)))
+    return [*dict.fromkeys(found)]
+
+
+def _chosen(folder: Path, weights: Sequence[Path], settings: Sequence[Path]) -> Files:
+    """Return the first settings that name weights that are there, with these.
+
+    If no settings name any, the weights must be the only ones, or the only model.npz
+    beside files that were made of it.
+    """
+    read = [(path, read_options(_text(path), path)) for path in settings]
+    for path, options in read:
+        names = {Path(name).name for name in _listed(options, "models")}
+        named = [each for each in weights if each.name in names]
+        if len(named) == 1:
+            return Files(
+                folder=folder, weights=named[0], settings_path=path, settings=options
+            )
+    path, options = read[0] if read else (folder / DECODER, {})
+    originals = [each for each in weights if each.suffix == ".npz"] or weights
+    if len(originals) == 1:
+        return Files(
+            folder=folder, weights=originals[0], settings_path=path, settings=options
         )
+    if originals:
+        raise RequestError(
+            f"{folder}: must hold one model, but has "
+            f"{', '.join(each.name for each in originals)}; name one of these files, "
+            f"or name it in {DECODER} (`models`)."
+        )
+    others = ", ".join(sorted(each.name for each in folder.glob("*.bin*")))
     raise RequestError(
-        f"{folder}: must hold one model, but has {', '.join(p.name for p in chosen)}; "
-        f"keep one, or name it in {DECODER} (`models`)."
+        f"{folder}: must hold the weights as model.npz or in Marian's binary format, "
+        f"but has only {others or 'other files'}; fetch the file again, and unpack it "
+        "if it is compressed."
     )
-
-
-def _settings(folder: Path) -> Options:
-    """Read the settings of decoding or, if there are none, of training."""
-    beside = sorted(folder.glob("*.npz.decoder.yml")) + sorted(folder.glob("*.npz.yml"))
-    for path in (folder / DECODER, folder / CONFIG, *beside):
-        if lexists(path):  # a folder, or a link that leads nowhere, is an error
-            return read_options(_text(path), path)
-    return {}
 
 
 def _text(path: Path) -> str:
@@ -374,21 +433,31 @@ def _listed(options: Options, name: str) -> list[str]:
 
 
 def _read_arrays(path: Path) -> tuple[Options, Arrays]:
-    """Read options and weights; nothing is unpickled."""
+    """Read options and weights; nothing is unpickled.
+
+    Scales of activations are left out: products in 8 bits measure them here.
+    """
+    stored = _read_npz(path) if path.suffix == ".npz" else read_binary(path)
+    if OPTIONS not in stored:
+        raise CheckpointError(
+            f"{path}: must hold the model's options (`{OPTIONS}`), but does not; it is "
+            "another file, or of a Marian before 1.0."
+        )
+    options = _stored_options(stored.pop(OPTIONS), path)
+    return options, {
+        name: _numbers(stored[name], name, path)
+        for name in sorted(stored)
+        if not name.endswith(ACTIVATION_SCALE)
+    }
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    """Read all arrays of model.npz."""
     try:
         require_file(path)
         names = _array_names(path)
         with np.load(path, allow_pickle=False) as stored:
-            if OPTIONS not in names:
-                raise CheckpointError(
-                    f"{path}: must hold the model's options (`{OPTIONS}`), but does "
-                    "not; it is another file of NumPy, or of a Marian before 1.0."
-                )
-            options = _stored_options(stored[OPTIONS], path)
-            arrays = {
-                name: _numbers(stored[name], name, path)
-                for name in sorted(names - {OPTIONS})
-            }
+            return {name: stored[name] for name in names}
     except DAMAGE as error:
         why = reason(error) or type(error).__name__
         raise CheckpointError(
@@ -400,7 +469,6 @@ def _read_arrays(path: Path) -> tuple[Options, Arrays]:
             f"{path}: the weights cannot be read ({reason(error)}); fetch the file "
             "again."
         ) from None
-    return options, arrays
 
 
 def _array_names(path: Path) -> set[str]:
@@ -767,6 +835,20 @@ class _Vocabulary:
         )
         """Pieces by this package's ids; control symbols decode to nothing."""
 
+    @cached_property
+    def source_ids(self) -> Int64[np.ndarray, " source"]:
+        """This package's ids of the source's pieces, by Marian's."""
+        return self._ids_of(self.source)
+
+    @cached_property
+    def target_ids(self) -> Int64[np.ndarray, " target"]:
+        """The same of the target's pieces."""
+        return self._ids_of(self.target)
+
+    def _ids_of(self, pieces: Sequence[str]) -> Int64[np.ndarray, " pieces"]:
+        ids = {piece: i for i, piece in enumerate(self._names, len(SPECIAL_PIECES))}
+        return np.array([{**ids, END: EOS}[piece] for piece in pieces])
+
     @property
     def num_target_pieces(self) -> int:
         """Number of this package's ids that targets have."""
@@ -793,9 +875,9 @@ class _Vocabulary:
         return torch.cat([zeros, rows[end][None], rows[torch.tensor(order)]])
 
 
-def _read_sides(folder: Path) -> tuple[_Side, _Side]:
+def _read_sides(files: Files) -> tuple[_Side, _Side]:
     """Read the vocabularies of source and target."""
-    named = _listed(_settings(folder), "vocabs")
+    folder, named = files.folder, _listed(files.settings, "vocabs")
     found = [folder / Path(name).name for name in named]
     if len(found) == 1:
         found *= 2
@@ -821,6 +903,10 @@ def _guess_vocabularies(folder: Path) -> list[Path]:
     for pair in (("source", "target"), ("src", "trg"), ("vocab.src", "vocab.trg")):
         if set(pair) <= names.keys():
             return [names[each] for each in pair]
+    # Such as srcvocab.enja.spm and trgvocab.enja.spm, of models for the browser.
+    sides = [[*folder.glob(f"{side}vocab.*.spm")] for side in ("src", "trg")]
+    if [len(side) for side in sides] == [1, 1]:
+        return [path for side in sides for path in side]
     raise RequestError(
         f"{folder}: must hold its vocabularies, vocab.spm, or source.spm and "
         f"target.spm, but has {', '.join(p.name for p in (*spm, *lists)) or 'none'}; "
@@ -905,30 +991,31 @@ def _compare_pieces(sides: tuple[_Side, _Side], sentences: Sequence[str]) -> Non
 # ---- Search ----------------------------------------------------------------------
 
 
-def _search(folder: Path, unknown: int) -> SearchConfig:
+def _search(files: Files, unknown: int) -> SearchConfig:
     """Return the settings of search that the folder has for Marian's decoder.
 
     Without a file of settings the search is this package's own.
     """
-    options = _settings(folder)
+    options, path = files.settings, files.settings_path
     without_unknown = () if options.get("allow-unk") == "true" else ((unknown,),)
     if not options:
         return SearchConfig(bad_words=without_unknown)
     options = {**DEFAULTS, **options}
-    beam_size = _whole(options, "beam-size", folder / DECODER)
+    beam_size = _whole(options, "beam-size", path)
     try:
         return SearchConfig(
             beam_size=beam_size,
             # Marian ends a search when beam-size hypotheses have finished.
             patience=1.0 if beam_size > 1 else None,
             penalty="power",
-            length_penalty=_number(options, "normalize", folder / DECODER),
+            length_penalty=_number(options, "normalize", path),
             bad_words=without_unknown,
+            shortlist=_named_shortlist(files) is not None,
         )
     except ConfigError as error:
         why = str(error).removesuffix(".")
         raise RequestError(
-            f"{folder}: {why}; change it in its settings, to import the model."
+            f"{path}: {why}; change it there, to import the model."
         ) from None
 
 
@@ -945,16 +1032,84 @@ def _number(options: Options, name: str, path: Path) -> float:
     return number
 
 
-def differing_options(folder: Path) -> list[str]:
-    """Return a sentence for each decoding option that is not applied as in Marian, and
-    for the program that prepares texts."""
-    options = _settings(folder)
+def _named_shortlist(files: Files) -> Path | None:
+    """Return the shortlist that the settings name, if it is there."""
+    for name in _listed(files.settings, "shortlist")[:1]:
+        if lexists(path := files.folder / Path(name).name):
+            return path
+    return None
+
+
+def _find_shortlist(files: Files) -> Path | None:
+    """Return the shortlist that the settings name or, without settings, the only one.
+
+    A binary one counts before the text that it was made of.
+    """
+    if files.settings:
+        return _named_shortlist(files)
+    found = sorted(files.folder.glob(SHORTLISTS))
+    chosen = [path for path in found if ".bin" in path.suffixes] or found
+    return chosen[0] if len(chosen) == 1 else None
+
+
+def _shortlist(
+    files: Files, vocabulary: "_Vocabulary", tokenizer: SentencePieceTokenizer
+) -> Shortlist | None:
+    """Read the shortlist of the folder, if there is one."""
+    if (path := _find_shortlist(files)) is None:
+        return None
+    source, target = (
+        Rows(pieces=pieces, unknown=pieces.index(UNKNOWN), ids=ids)
+        for pieces, ids in (
+            (vocabulary.source, vocabulary.source_ids),
+            (vocabulary.target, vocabulary.target_ids),
+        )
+    )
+    return read_shortlist(path, source, target, _limits(files), tokenizer)
+
+
+def _limits(files: Files) -> Limits:
+    """Return the numbers behind the name of a shortlist; behind that of a binary one is
+    a truth value."""
+    given = _listed(files.settings, "shortlist")[1:4]
+    try:
+        numbers = [float(each) for each in given if each.lower() not in BOOLEANS]
+    except ValueError:
+        numbers = [math.nan]
+    if not all(0 <= each <= MAX_VOCAB_SIZE for each in numbers):
+        raise CheckpointError(
+            f"{files.settings_path}: the option `shortlist` must be a file and up to "
+            f"three numbers, but is {_shown(files.settings['shortlist'])}."
+        )
+    usual = Limits()
+    rest = [usual.first, usual.best, usual.threshold][len(numbers) :]
+    first, best, threshold = numbers + rest
+    return Limits(first=int(first), best=int(best), threshold=threshold)
+
+
+def differing_options(origin: Path) -> list[str]:
+    """Return a sentence for each decoding option that is not applied as in Marian, for
+    a shortlist that is left out, and for the program that prepares texts."""
+    files = find_files(origin)
+    options, folder = files.settings, files.folder
     found = [
-        f"{folder}: the option `{name}` = {_shown(options[name])} is not applied as in "
-        f"Marian; {instead}."
+        f"{files.settings_path}: the option `{name}` = {_shown(options[name])} is not "
+        f"applied as in Marian; {instead}."
         for name, (neutral, instead) in NEUTRAL.items()
         if options.get(name, neutral[0]) not in neutral
     ]
+    if named := _listed(options, "shortlist")[:1]:
+        if _named_shortlist(files) is None:
+            found.append(
+                f"{files.settings_path}: the shortlist {Path(named[0]).name} is not in "
+                "the folder, and the model is imported without it."
+            )
+    elif (lists := sorted(folder.glob(SHORTLISTS))) and not _find_shortlist(files):
+        found.append(
+            f"{folder}: the model is imported without a shortlist, since the settings "
+            f"name none of {', '.join(path.name for path in lists)}; name one in "
+            f"{DECODER} (`shortlist`) to keep it."
+        )
     if lexists(path := folder / PREPROCESSING):
         found.append(
             f"{path}: this program is not run; if it changes texts before "

@@ -21,6 +21,7 @@ import numpy as np
 from transduce.checkpoint import Checkpoint
 from transduce.errors import RequestError, counted
 from transduce.interop.export import prove_choices, require, require_text
+from transduce.interop.marian_conventions import ACTIVATION_SCALE
 from transduce.interop.marian_npz_export import (
     model_arrays,
     model_npz,
@@ -63,9 +64,9 @@ it."""
 FASTEST = "int8shiftAlphaAll"
 """Fastest 8-bit products of the Marian of the project browsermt: unsigned activations,
 whose scales are stored with the model."""
-SCALE = "_QuantMultA"
-"""Ending of the names of the activations' scales."""
-LARGEST = re.compile(rf"^Name: (?:\w+::)?(\w+){SCALE} .*MaxAbs: (\S+)$", re.MULTILINE)
+LARGEST = re.compile(
+    rf"^Name: (?:\w+::)?(\w+){ACTIVATION_SCALE} .*MaxAbs: (\S+)$", re.MULTILINE
+)
 """Line with the largest activation of a product."""
 SCALE_SENTENCES, SCALE_BATCH = 256, 32
 """Sentences whose activations are measured, and their batch size."""
@@ -358,7 +359,7 @@ def _activation_scales(
     output_scale = next(scales[name] for name in OUTPUTS if name in scales)
     scales = {**dict.fromkeys(OUTPUTS, output_scale), **scales}
     return {
-        f"{name}{SCALE}": np.array([scale], dtype=np.float32)
+        f"{name}{ACTIVATION_SCALE}": np.array([scale], dtype=np.float32)
         for name, scale in scales.items()
     }
 

@@ -17,7 +17,7 @@ import transduce
 from marian_npz import SHARED, TWO, VARIANTS
 from transduce.checkpoint import load_model
 from transduce.errors import CheckpointError, RequestError
-from transduce.foreign_models import is_marian_folder
+from transduce.foreign_models import is_marian
 from transduce.interop import ctranslate2 as to_ctranslate2
 from transduce.interop.marian_npz_import import (
     differing_options,
@@ -319,27 +319,27 @@ def test_options_of_search_that_are_missing_have_marians_defaults(
     assert found == (beam_size, penalty, alpha)
 
 
-def test_packed_weights_are_refused_by_name(tmp_path: Path) -> None:
+def test_weights_in_no_format_of_marian_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "model.intgemm.alphas.bin").write_bytes(b"x")
     (tmp_path / "decoder.yml").write_text("beam-size: 1\n")
-    assert is_marian_folder(tmp_path)
-    with pytest.raises(RequestError, match=r"has only model.intgemm.alphas.bin, and"):
+    assert is_marian(tmp_path)
+    with pytest.raises(RequestError, match=r"has only model.intgemm.alphas.bin; fetch"):
         import_marian(tmp_path, tmp_path / "model", SENTENCES)
 
 
-def test_packed_weights_without_known_settings_are_marians(tmp_path: Path) -> None:
+def test_binary_weights_without_known_settings_are_marians(tmp_path: Path) -> None:
     """The students of Bergamot have settings under other names than decoder.yml."""
     packed = tmp_path / "model.intgemm.alphas.bin"
     packed.write_bytes(bytes([1, 0, 0, 0, 0, 0, 0, 0, 9]))
-    assert is_marian_folder(tmp_path)
+    assert is_marian(tmp_path)
     packed.write_bytes(b"PK\3\4")
-    assert not is_marian_folder(tmp_path)
+    assert not is_marian(tmp_path)
 
 
 def test_several_models_must_be_named(tied: Path, tmp_path: Path) -> None:
     folder = changed(tied, tmp_path / "marian", {})
     (folder / "model.iter1.npz").write_bytes((folder / "model.npz").read_bytes())
-    with pytest.raises(RequestError, match="but has model.iter1.npz, model.npz; keep"):
+    with pytest.raises(RequestError, match="but has model.iter1.npz, model.npz; name"):
         import_marian(folder, tmp_path / "model", SENTENCES)
     (folder / "decoder.yml").write_text("models: [elsewhere/model.npz]\n")
     import_marian(folder, tmp_path / "model", SENTENCES)
@@ -359,9 +359,9 @@ def test_a_folder_with_hugging_faces_settings_is_theirs(
     tied: Path, tmp_path: Path
 ) -> None:
     folder = changed(tied, tmp_path / "marian", {})
-    assert is_marian_folder(folder)
+    assert is_marian(folder)
     (folder / "config.json").write_text("{}")
-    assert not is_marian_folder(folder)
+    assert not is_marian(folder)
 
 
 HEADERS = {
