@@ -28,6 +28,7 @@ def serve(
     port: int = 5000,
     pivot: tuple[str, ...] = (),
     glossary: tuple[str, ...] = (),
+    files: bool = True,
     api_keys: Path | None = None,
     requests_per_minute: int | None = None,
     max_characters: int = 10_000,
@@ -78,6 +79,9 @@ def serve(
         option may be repeated. Each line of a file has a term and, after a tab, its
         translation. Requests choose a glossary by its name; one without a name is used
         by requests that choose none. Without languages, it is for all models.
+    files
+        Translate files that are sent to /translate_file, as LibreTranslate does. Their
+        translations are kept in memory for ten minutes.
     api_keys
         File of API keys, one per line; each request must have one of them.
     requests_per_minute
@@ -151,6 +155,7 @@ def serve(
         requests_per_minute=requests_per_minute,
         max_characters=max_characters,
         body_timeout_s=client_timeout,
+        translates_files=files,
     )
     server_config = server.ServerConfig(
         connections=connection.ConnectionConfig(

@@ -76,7 +76,7 @@ class AccessConfig:
     def __post_init__(self) -> None:
         for name in self.allowed_hosts:
             bare = _bare(name)
-            if _bare(host_name(_in_brackets(name))) != bare or not _can_be_host(bare):
+            if _bare(host_name(_in_brackets(name))) != bare or not can_be_host(bare):
                 raise ConfigError(
                     "`allowed_hosts` must be names without scheme and port, and "
                     "without wildcards, such as example.org, but one is "
@@ -353,12 +353,12 @@ def _canonical_origin(origin: str) -> str | None:
         return None
     is_bare = not (parts.path or parts.query or parts.fragment or parts.username)
     host = parts.hostname or ""
-    if not parts.scheme or not _can_be_host(host) or not is_bare:
+    if not parts.scheme or not can_be_host(host) or not is_bare:
         return None
     return f"{parts.scheme}://{_with_port(host, port, parts.scheme)}"
 
 
-def _can_be_host(name: str) -> bool:
+def can_be_host(name: str) -> bool:
     """Whether requests can name a host so: "*" and "a.org,b.org" would never match."""
     if HOST.fullmatch(name):
         return True
@@ -415,6 +415,8 @@ class AdmissionConfig:
     its sentences count."""
     body_timeout_s: float = 10.0
     """Seconds that a client may take to send a request's body."""
+    translates_files: bool = True
+    """Whether files are translated, whose translations are kept for some minutes."""
 
     def __post_init__(self) -> None:
         if self.requests_per_minute is not None and self.requests_per_minute < 1:

@@ -9,6 +9,7 @@ from functools import partial
 from http import HTTPStatus
 from operator import itemgetter
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -26,13 +27,15 @@ from transduce.model.config import AttentionKind
 from transduce.serving import messages
 from transduce.serving.admission import (
     Admission,
+    can_be_host,
     failure_sentence,
+    host_name,
     is_an_end,
     log_failure,
     refusal_of,
     while_connected,
 )
-from transduce.serving.messages import JSON, RefusedError
+from transduce.serving.messages import JSON, RefusedError, quoted
 from transduce.serving.request_queue import (
     Deadline,
     RequestQueue,
@@ -48,6 +51,11 @@ from transduce.serving.served_models import (
     is_auto,
     language_name,
     require_target,
+)
+from transduce.serving.translated_files import (
+    FORMATS,
+    TextFile,
+    TranslatedFiles,
 )
 from transduce.serving.translation import (
     DocumentOptions,
@@ -152,6 +160,12 @@ def _num_waiting(queue: RequestQueue) -> float:
 
 ENGLISH = "en"
 """Language of the text that parsers read."""
+DOWNLOAD_HEADERS = {
+    "content-security-policy": "default-src 'none'; sandbox",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+"""Headers of translated files: a page must not run as one of this server."""
 DIGITS = 5
 """Decimal digits of an attention weight."""
 MAX_SCORED_TOKENS = 1_000
@@ -181,6 +195,7 @@ class Endpoints:
         self._parsing = [model for model in models if model.is_parser]
         self._admission = admission
         self._monitor = monitor
+        self._files = TranslatedFiles()
         self._loading: dict[str, Future[Attend]] = {}
         """Loading of each model into PyTorch, for /v1/attention, by its name."""
 
@@ -234,6 +249,8 @@ class Endpoints:
         return messages.FrontendSettings(
             apiKeys=bool(config.api_keys),
             charLimit=config.max_characters,
+            filesTranslation=config.translates_files,
+            supportedFilesFormat=list(FORMATS) if config.translates_files else [],
             keyRequired=bool(config.api_keys),
             language=messages.FrontendLanguages(
                 source=messages.NamedLanguage(code=AUTO, name="Auto Detect"),
@@ -245,16 +262,56 @@ class Endpoints:
         """Refuse a suggested translation, since the server stores none."""
         raise RefusedError(
             HTTPStatus.FORBIDDEN,
-            "This server takes no suggestions, as it keeps no texts.",
+            "This server takes no suggestions, as it stores none.",
         )
 
-    async def translate_file(self) -> messages.Refusal:
-        """Refuse a file, since only texts are translated."""
-        raise RefusedError(
-            HTTPStatus.FORBIDDEN,
-            "This server keeps no files; send their text to /translate, that of HTML "
-            'with `"format": "html"`.',
+    async def translate_file(self, request: Request) -> messages.FileAnswer:
+        """Translate a file of a form, as LibreTranslate does."""
+        config = self._admission.config
+        if not config.translates_files:
+            raise RefusedError(
+                HTTPStatus.FORBIDDEN,
+                "This server keeps no files; send their text to /translate, that of "
+                'HTML with `"format": "html"`.',
+            )
+        message = await self._admission.admit(request, messages.FileRequest)
+        host = request.headers.get("host")
+        if host is not None and not can_be_host(host_name(host)):
+            raise RefusedError(
+                HTTPStatus.BAD_REQUEST,
+                "The host must be a name or an address, as the answer has it, but is "
+                f"{quoted(host)}.",
+            )
+        route = by_languages(self._routes, message.source, message.target)
+        steps = route.steps(message.target, message.tag, message.glossary)
+        deadline = steps[0].queue.deadline()
+        file = await in_thread(deadline, TextFile.read, message.file)
+        options = DocumentOptions(
+            format=file.format,
+            language=route.language,
+            max_characters=config.max_characters,
         )
+        work = translate_documents(steps, [file.text], options, 0)
+        [found] = await while_connected(request, work)
+        translated = file.translated(found.text, route.into(message.target))
+        key = self._files.add(translated)
+        path = f"download_file/{key}.{quote(translated.name)}"
+        return messages.FileAnswer(translatedFileUrl=f"{request.base_url}{path}")
+
+    async def download_file(self, request: Request) -> Response:
+        """Return a translated file by its address."""
+        key, _, _ = request.path_params["name"].partition(".")
+        file = self._files.get(key)
+        if file is None:
+            minutes = f"{self._files.life_s / 60:g}"
+            raise RefusedError(
+                HTTPStatus.NOT_FOUND,
+                f"A translated file is kept for at most {minutes} minutes, but none "
+                "has this address; translate it again.",
+            )
+        disposition = f"attachment; filename*=UTF-8''{quote(file.name)}"
+        headers = DOWNLOAD_HEADERS | {"content-disposition": disposition}
+        return Response(file.content, media_type=file.media_type, headers=headers)
 
     async def models(self) -> list[messages.Model]:
         """List the models, and pairs of models with a pivot language between them, by

@@ -6,7 +6,7 @@ A request is read from JSON, or from a form and the query, in one of many charse
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import parse_qs, unquote_to_bytes
@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, unquote_to_bytes
 from pydantic import (
     BaseModel,
     BeforeValidator,
+    ConfigDict,
     Field,
     ValidationError,
     model_validator,
@@ -102,6 +103,8 @@ class RequestMessage(BaseModel):
 
     TEXTS: ClassVar[tuple[str, ...]] = ("q",)
     """Fields that may be empty."""
+    FILES: ClassVar[tuple[str, ...]] = ()
+    """Fields that are files of a form."""
 
     api_key: Annotated[
         str,
@@ -166,6 +169,47 @@ class TranslateRequest(RequestMessage):
         return self.texts if self.format == "text" else []
 
 
+class UploadedFile:
+    """File of a form."""
+
+    def __init__(self, name: str, content: bytes, content_type: str) -> None:
+        self.name = name
+        self.content = content
+        self.content_type = content_type
+
+
+def _as_file(given: Any) -> Any:
+    if not isinstance(given, UploadedFile):
+        raise PydanticCustomError(
+            "file", "Input should be one file with a name, in multipart/form-data"
+        )
+    return given
+
+
+class FileRequest(RequestMessage):
+    """File to translate, as in LibreTranslate."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    TEXTS = ()
+    FILES = ("file",)
+
+    file: Annotated[UploadedFile, BeforeValidator(_as_file)]
+    source: str = AUTO
+    target: str | None = None
+    tag: str | None = None
+    glossary: str | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        return []  # they count once they are read
+
+
+class FileAnswer(BaseModel):
+    """Address of a translated file, as in LibreTranslate."""
+
+    translatedFileUrl: str  # noqa: N815
+
+
 class DetectedLanguage(BaseModel):
     """Source language assumed for the source "auto"."""
 
@@ -225,8 +269,8 @@ class FrontendSettings(BaseModel):
         ),
     ]
     filesTranslation: Annotated[  # noqa: N815
-        bool, Field(description="Always false: the server does not translate files.")
-    ] = False
+        bool, Field(description="Whether the server translates files.")
+    ]
     frontendTimeout: Annotated[  # noqa: N815
         int, Field(description="Milliseconds without typing before translating.")
     ] = 500
@@ -235,11 +279,12 @@ class FrontendSettings(BaseModel):
     ]
     language: Annotated[FrontendLanguages, Field(description="Languages at the start.")]
     suggestions: Annotated[
-        bool, Field(description="Always false: the server keeps no texts.")
+        bool, Field(description="Always false: the server stores none.")
     ] = False
     supportedFilesFormat: Annotated[  # noqa: N815
-        list[str], Field(description="Always empty.")
-    ] = []
+        list[str],
+        Field(description="Endings of the names of files that the server translates."),
+    ]
 
 
 class Language(BaseModel):
@@ -618,7 +663,7 @@ def _read(
         # recognised, as some clients of Windows send it.
         text = _text(body, content_type, json.detect_encoding(body))
         return message_type.model_validate_json(text)
-    fields = _query_fields(request.url.query)
+    fields: dict[str, list[Any]] = {**_query_fields(request.url.query)}
     if body and kind == FORM:
         if body.lstrip().startswith(b"{"):
             raise RefusedError(
@@ -627,7 +672,7 @@ def _read(
             )
         fields |= _form_fields(body, content_type)
     elif body and kind == MULTIPART:
-        fields |= _part_fields(body, content_type)
+        fields |= _part_fields(body, content_type, message_type.FILES)
     elif body:
         raise RefusedError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
@@ -690,7 +735,12 @@ def _required_codec(content_type: str) -> str:
 def _label(content_type: str) -> str:
     """Return the label of a charset as `CODECS` has it; empty if none is named."""
     named = CHARSET.search(content_type)
-    return re.sub("[^a-z0-9]", "", named[1].lower()) if named else ""
+    return label_of(named[1]) if named else ""
+
+
+def label_of(charset: str) -> str:
+    """Return the name of a charset as `CODECS` has it."""
+    return re.sub("[^a-z0-9]", "", charset.lower())
 
 
 def _not_read(content_type: str) -> RefusedError:
@@ -757,12 +807,14 @@ def _fields(form: str, codec: str) -> dict[str, list[str]]:
     )
 
 
-def _part_fields(body: bytes, content_type: str) -> dict[str, list[str]]:
-    """Return the texts of each field of multipart form data.
+def _part_fields(
+    body: bytes, content_type: str, files: Sequence[str]
+) -> dict[str, list[Any]]:
+    """Return the texts of each field of multipart form data, and its files.
 
-    `ValueError` if it is malformed or has a file.
+    `ValueError` if it is malformed or has a file in a field that takes none.
     """
-    parts: dict[str, list[str]] = {}
+    parts: dict[str, list[Any]] = {}
 
     def add(field: Any) -> None:
         content = field.value or b""
@@ -774,12 +826,20 @@ def _part_fields(body: bytes, content_type: str) -> dict[str, list[str]]:
         is_wide = is_own or b"\0" in content
         kind = own if is_own else content_type
         text = _text(content, kind, "utf-8-sig", is_wide=is_wide)
-        parts.setdefault(_part_name(field), []).append(text)
+        keep(field, text)
+
+    def keep(part: Any, value: Any) -> None:
+        parts.setdefault(_part_name(part), []).append(value)
         if len(parts) > MAX_FIELDS:
             raise ValueError("Max number of fields exceeded")
 
-    def refuse(file: Any) -> None:
-        raise ValueError(f"`{_part_name(file)[:80]}` must be text, but is a file")
+    def add_file(file: Any) -> None:
+        if _part_name(file) not in files:
+            raise ValueError(f"`{_part_name(file)[:80]}` must be text, but is a file")
+        file.file_object.seek(0)
+        name = (file.file_name or b"").decode(errors="replace")
+        kind = getattr(file, "content_type", None) or ""
+        keep(file, UploadedFile(name, file.file_object.read(), kind))
 
     _, options = parse_options_header(content_type)
     boundary = options.get(b"boundary")
@@ -788,8 +848,9 @@ def _part_fields(body: bytes, content_type: str) -> dict[str, list[str]]:
     parser = create_form_parser(
         {"Content-Type": content_type.encode("latin-1")},
         add,
-        refuse,
-        config={"UPLOAD_ERROR_ON_BAD_CTE": True},
+        add_file,
+        # The body is in memory already, so that a file need not go to the disk.
+        config={"UPLOAD_ERROR_ON_BAD_CTE": True, "MAX_MEMORY_FILE_SIZE": len(body)},
     )
     parser.write(body)
     parser.finalize()

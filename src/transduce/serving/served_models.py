@@ -391,6 +391,10 @@ class Route:
             dict.fromkeys(tag for each in tokenizers for tag in each.corpus_tags)
         )
 
+    def into(self, target: str | None) -> str:
+        """Return the target language that matches a request's best."""
+        return best_match(target or self.target, self.targets) or self.target
+
     def glossaries_for(self, target: str) -> dict[str, int]:
         """Return the number of terms of each glossary into a target, by its name."""
         counts: dict[str, int] = {}

@@ -366,6 +366,12 @@ def _add_paths(
     _add_post(app, ATTENTION_PATH, endpoints.attention, messages.AttentionRequest)
     app.post("/suggest", include_in_schema=False)(endpoints.suggest)
     app.post("/translate_file", include_in_schema=False)(endpoints.translate_file)
+    _add_get(
+        app,
+        "/download_file/{name}",
+        endpoints.download_file,
+        include_in_schema=False,
+    )
     _add_get(app, "/languages", endpoints.languages)
     _add_get(app, "/frontend/settings", endpoints.frontend_settings)
     _add_get(app, "/v1/models", endpoints.models)
@@ -381,12 +387,13 @@ def _add_paths(
 def _add_get(
     app: FastAPI,
     path: str,
-    endpoint: Callable[[], Coroutine[Any, Any, Any]],
+    endpoint: Callable[..., Coroutine[Any, Any, Any]],
     **settings: Any,
 ) -> None:
     """Add a path that answers GET and HEAD."""
     app.add_api_route(path, endpoint, methods=["GET"], **settings)
-    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+    hidden = settings | {"include_in_schema": False}
+    app.add_api_route(path, endpoint, methods=["HEAD"], **hidden)
 
 
 def _add_post(

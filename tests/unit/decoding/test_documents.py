@@ -109,7 +109,9 @@ def test_html_without_its_package_is_refused(
 
 
 def test_wrong_arguments_are_refused(translator: Translator) -> None:
-    with pytest.raises(ConfigError, match='must be "text", "html", "srt" or "vtt", but'):
+    with pytest.raises(
+        ConfigError, match='must be "text", "html", "srt" or "vtt", but'
+    ):
         translator.translate_document("one", format="markdown")  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="half of a surrogate pair"):
         translator.translate_document("<p>\ud800", format="html")

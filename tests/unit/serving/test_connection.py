@@ -308,7 +308,7 @@ def test_a_client_of_http_1_0_cannot_wait_with_its_body(http: RunningServer) -> 
 
 
 @pytest.mark.parametrize(
-    ("path", "status"), [("/translate", 413), ("/translate_file", 403), ("/no", 404)]
+    ("path", "status"), [("/translate", 413), ("/suggest", 403), ("/no", 404)]
 )
 def test_a_refused_client_that_does_not_wait_with_its_body_is_answered(
     http: RunningServer, path: str, status: int
@@ -382,7 +382,7 @@ def test_a_connection_whose_input_is_drained_is_not_idle(
     [
         ("/translate", "", 413),
         ("/translate", "gzip", 415),
-        ("/translate_file", "", 403),
+        ("/suggest", "", 403),
         ("/health", "", 405),
         ("/nowhere", "", 404),
     ],

@@ -201,7 +201,7 @@ def test_settings_have_the_form_that_a_page_expects(
     assert settings == {
         "apiKeys": False,
         "charLimit": 10_000,
-        "filesTranslation": False,
+        "filesTranslation": True,
         "frontendTimeout": 500,
         "keyRequired": False,
         "language": {
@@ -209,19 +209,23 @@ def test_settings_have_the_form_that_a_page_expects(
             "target": {"code": "de", "name": "German"},
         },
         "suggestions": False,
-        "supportedFilesFormat": [],
+        "supportedFilesFormat": [".txt", ".html", ".htm", ".srt", ".vtt"],
     }
-    config = AdmissionConfig(api_keys=("sesame",), max_characters=99)
+    config = AdmissionConfig(
+        api_keys=("sesame",), max_characters=99, translates_files=False
+    )
     with running([served(trained_checkpoint, "en-de")], config) as server:
         told = server.get("/frontend/settings").json
+        refused = server.post("/translate_file", b"")
+    assert (told["filesTranslation"], told["supportedFilesFormat"]) == (False, [])
+    assert (refused.status, refused.json["error"][:11]) == (403, "This server")
     assert (told["apiKeys"], told["keyRequired"], told["charLimit"]) == (True, True, 99)
 
 
-@pytest.mark.parametrize("path", ["/suggest", "/translate_file"])
-def test_unsupported_requests_are_refused_in_json(
-    http: RunningServer, path: str
-) -> None:
-    answer = http.post(path, multipart(FIELDS), content_type="multipart/form-data")
+def test_a_suggestion_is_refused_in_json(http: RunningServer) -> None:
+    answer = http.post(
+        "/suggest", multipart(FIELDS), content_type="multipart/form-data"
+    )
     assert answer.status == 403
     assert set(answer.json) == {"error"}
     assert answer.json["error"].startswith("This server ")
