@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transduce.architectures.config import DeepAttConfig
 from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.architectures.recurrent import reordered, reversed_order
+from transduce.model.attention import attention_weights
 from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
 
@@ -306,8 +307,7 @@ class DeepAtt(nn.Module):
         """Attention of Bahdanau et al. (2015), to the first layer's output h."""
         hidden = (self.project_query(h)[:, :, None] + keys[:, None]).tanh()
         scores = self.score(hidden).squeeze(-1).float()
-        weights = scores.masked_fill(~mask[:, 0], -torch.inf).softmax(dim=-1)
-        return weights.to(keys.dtype)
+        return attention_weights(scores[:, None], mask)[:, 0].to(keys.dtype)
 
 
 def _embedding(size: int, width: int) -> nn.Embedding:

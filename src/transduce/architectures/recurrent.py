@@ -47,7 +47,7 @@ from transduce.architectures.config import (
 )
 from transduce.architectures.interface import CachedState, num_matrix_elements
 from transduce.device import is_good_at_bf16
-from transduce.model.attention import padding_mask
+from transduce.model.attention import attention_weights, padding_mask
 from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
 
@@ -135,15 +135,17 @@ class RecurrentLayer(nn.Module):
         """Return the outputs and the last state.
 
         `state` is the first state, by default zeros. The last state of a row is that at
-        its length if `lengths` are given, otherwise that after all positions.
+        its length if `lengths` are given, otherwise that after all positions. A row
+        without tokens counts as one of length 1.
         """
         x = x.to(self._dtype)  # autocast leaves bf16
         first = None if state is None else self._split(state.to(x.dtype))
-        if lengths is None:
+        # PyTorch packs neither an empty batch nor a row without tokens.
+        if lengths is None or not len(lengths):
             outputs, last = self.recurrence(x, first)
         else:
             packed = pack_padded_sequence(
-                x, lengths.cpu(), batch_first=True, enforce_sorted=False
+                x, lengths.cpu().clamp(min=1), batch_first=True, enforce_sorted=False
             )
             packed, last = self.recurrence(packed, first)
             outputs, _ = pad_packed_sequence(
@@ -358,7 +360,7 @@ class Attention(nn.Module, ABC):
     ) -> Float[Tensor, "batch 1 queries source"]:
         """Return the softmax of the scores, before the tap."""
         scores = self.scores(queries, memory.keys)[:, None].float()
-        return scores.masked_fill(~memory.mask, -torch.inf).softmax(dim=-1)
+        return attention_weights(scores, memory.mask)
 
 
 class GeneralAttention(Attention):

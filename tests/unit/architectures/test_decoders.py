@@ -196,3 +196,32 @@ def test_taps_get_the_same_weights_in_steps_and_in_whole_sequences(
         for hypothesis in range(2):
             stepped = torch.cat([each[:, :, [hypothesis]] for each in steps], dim=2)
             assert_close(stepped.where(is_token, 0), whole.where(is_token, 0))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_source_of_padding_has_finite_logits_and_gradients(
+    model: TransductionModel, fused: bool
+) -> None:
+    """A query that may attend to no token attends to all positions equally."""
+    one, no_token = fuse(model) if fused else model, torch.full((1, 3), PAD)
+    source, target = torch.cat([SOURCE[1:2, :3], no_token]), TARGET[:2, :3]
+    logits = logits_of(one, source, target)
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    for parameter in one.parameters():
+        assert parameter.grad is None or parameter.grad.isfinite().all()
+    state = one.start(one.encode(source))
+    assert_close(one.step(target[:, :1], state), logits[:, :1].detach())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_batch_without_sentences_has_logits_of_none(
+    model: TransductionModel, fused: bool
+) -> None:
+    one = fuse(model) if fused else model
+    vocabulary = logits_of(one, SOURCE, TARGET).size(-1)
+    no_source, no_target = SOURCE[:0], TARGET[:0]
+    assert logits_of(one, no_source, no_target).shape == (*no_target.shape, vocabulary)
+    state = one.start(one.encode(no_source))
+    assert one.step(no_target[:, :1], state).shape == (0, 1, vocabulary)
