@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from transduce.errors import ConfigError, warn_caller
 from transduce.settings import (
+    Bounds,
+    Seed,
     convert_and_check,
     converted,
-    require_between,
     shown,
     without_numpy,
 )
@@ -17,17 +18,16 @@ from transduce.settings import (
 MAX_BEAM_SIZE = 1_000
 """Largest beam size: ten times the size beyond which translations get worse (Stahlberg
 and Byrne, 2019)."""
-MAX_LENGTH_PENALTY = 10
-"""Largest alpha; the penalty of the longest line is still finite."""
-MAX_WEIGHT = 1_000
-"""Largest patience, coverage penalty and diversity, far beyond useful values."""
 MAX_TOKENS = 100_000
 """Maximum length of a translation in tokens: longer than any sentence."""
-
-MAX_REPETITION_PENALTY = 1_000
-"""Largest repetition penalty, which excludes almost all repetitions."""
 MAX_TOKEN = 2**31 - 1
 """Largest id of a token in the native library."""
+
+Length = Annotated[int, Bounds(0, MAX_TOKENS)]
+"""Number of tokens."""
+Weight = Annotated[float, Bounds(0, 1_000)]
+"""Weight of a penalty; the largest is far beyond useful values."""
+Positive = Annotated[float, Bounds(0, 1_000, above=True)]
 
 LengthPenalty = Literal["gnmt", "power"]
 
@@ -39,43 +39,44 @@ NOT_GREEDY = ("num_best", "patience", "coverage_penalty", "diversity")
 class SearchConfig:
     """Settings of beam search; the defaults are the paper's (section 6.1)."""
 
-    beam_size: int = 4
+    beam_size: Annotated[int, Bounds(1, MAX_BEAM_SIZE)] = 4
     """Number of hypotheses kept at each step; 1 is greedy search."""
     num_best: int = 1
     """Number of translations to return. Search ends once no unfinished hypothesis can
     overtake them. Only a call's own value counts, never a model's."""
-    patience: float | None = None
+    patience: Positive | None = None
     """Search ends after patience times beam_size finished hypotheses (Kasai et al.,
     2022). With it, only the beam_size best candidates of a step may finish. Hypotheses
     truncated by the length limit are then ranked with the finished ones."""
-    length_penalty: float = 0.6
-    """Alpha, the strength of length normalization; 0 turns it off."""
+    length_penalty: Annotated[float, Bounds(0, 10)] = 0.6
+    """Alpha, the strength of length normalization; 0 turns it off. At its largest value
+    the divisor of the longest line is still finite."""
     penalty: LengthPenalty = "gnmt"
     """Formula of the divisor: ((5 + length) / 6)^alpha (gnmt; Wu et al., 2016), or
     length^alpha (power)."""
     # Unlike the paper: a penalty for source tokens that are left untranslated (Wu et
     # al., 2016), and one that lets the n best differ more (Li et al., 2016). Off by
     # default: `search.coverage_penalty`, `search.diversity`.
-    coverage_penalty: float = 0.0
+    coverage_penalty: Weight = 0.0
     """Beta, the weight of the coverage penalty: the sum over source tokens of
     log(min(attention received, 1)) (Wu et al., 2016)."""
-    diversity: float = 0.0
+    diversity: Weight = 0.0
     """Penalty in nats per rank among the continuations of one hypothesis (Li et al.,
     2016)."""
     # Unlike the paper: a translation can have a minimum length, and a maximum length
     # whatever its source. Off by default: `search.min_length`, `search.max_length`.
-    min_length: int = 0
+    min_length: Length = 0
     """Minimum length of a translation in tokens, without the end token."""
-    extra_length: int = 50
+    extra_length: Length = 50
     """Maximum length of a translation minus that of its source, in tokens."""
-    max_length: int | None = None
+    max_length: Annotated[int, Bounds(1, MAX_TOKENS + 1)] | None = None
     """Absolute maximum length of a translation in tokens, with the end token."""
     # Unlike the paper: rules exclude tokens, as in other libraries, against loops and
     # for forbidden words. Off by default: `search.no_repeat_ngram`,
     # `search.repetition_penalty`, `search.bad_words`.
-    no_repeat_ngram: int = 0
+    no_repeat_ngram: Length = 0
     """No sequence of so many tokens occurs twice in a translation; 0 for no limit."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
     """Factor of the log-probability of each token that the hypothesis has already;
     above 1, repetitions become less likely (Keskar et al., 2019). The log-probabilities
     of hypotheses include it."""
@@ -91,11 +92,6 @@ class SearchConfig:
         words = require_sequences("search.bad_words", self.bad_words)
         object.__setattr__(self, "bad_words", words)
         convert_and_check(self, "search.")
-        self._require_sizes()
-        self._require_numbers()
-
-    def _require_sizes(self) -> None:
-        require_between("search.beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
         if not 1 <= self.num_best <= self.beam_size:
             raise ConfigError(
                 f"`search.num_best` must be from 1 to the beam size {self.beam_size}, "
@@ -106,37 +102,11 @@ class SearchConfig:
                 "`search.beam_size` must be at least 2 if there is a coverage penalty, "
                 "as that ranks hypotheses, but is 1."
             )
-
-    def _require_numbers(self) -> None:
-        if not 0 <= self.length_penalty <= MAX_LENGTH_PENALTY:
-            raise ConfigError(
-                f"`search.length_penalty` must be from 0 to {MAX_LENGTH_PENALTY}, but "
-                f"is {self.length_penalty}."
-            )
-        if self.patience is not None and not self.patience > 0:
-            raise ConfigError(
-                f"`search.patience` must be a number above 0, but is {self.patience}."
-            )
-        require_between("search.patience", self.patience, 0, MAX_WEIGHT)
-        for name, maximum in (
-            ("diversity", MAX_WEIGHT),
-            ("coverage_penalty", MAX_WEIGHT),
-            ("min_length", MAX_TOKENS),
-            ("extra_length", MAX_TOKENS),
-            ("no_repeat_ngram", MAX_TOKENS),
-        ):
-            require_between(f"search.{name}", getattr(self, name), 0, maximum)
-        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
-            raise ConfigError(
-                "`search.repetition_penalty` must be above 0 and at most "
-                f"{MAX_REPETITION_PENALTY:,}, but is {self.repetition_penalty}."
-            )
         if self.max_length is not None and self.max_length <= self.min_length:
             raise ConfigError(
                 f"`search.max_length` must be at least {self.min_length + 1}, one more "
                 f"than `search.min_length`, but is {self.max_length}."
             )
-        require_between("search.max_length", self.max_length, 1, MAX_TOKENS + 1)
 
     def given(self, settings: Mapping[str, Any]) -> "SearchConfig":
         """Return a copy with the settings that are not None.
@@ -299,15 +269,6 @@ def require_sequences(key: str, value: object) -> tuple[tuple[int, ...], ...]:
     return tuple(found)
 
 
-MAX_TOP_K = 10_000_000
-"""Largest `top_k`, above the size of any vocabulary."""
-MAX_SEED = 2**63 - 1
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 1_000
-"""Bounds beyond which sampling is greedy or uniform."""
-MAX_DRAWS = 100_000
-"""Maximum number of samples of a sentence; memory may allow fewer."""
-
-
 PARSING_SEARCH = SearchConfig(beam_size=21, length_penalty=0.3, extra_length=300)
 """The paper's search for parses (section 6.3)."""
 
@@ -321,35 +282,20 @@ def default_search(*, is_parser: bool) -> SearchConfig:
 class SamplingConfig:
     """Settings of sampling."""
 
-    number: int = 1
-    """Number of samples of each sentence."""
-    temperature: float = 1.0
-    """Divisor of the logits; below 1, likely tokens become likelier."""
-    top_k: int | None = None
+    number: Annotated[int, Bounds(1, 100_000)] = 1
+    """Number of samples of each sentence; memory may allow fewer than the maximum."""
+    temperature: Annotated[float, Bounds(0.001, 1_000)] = 1.0
+    """Divisor of the logits; below 1, likely tokens become likelier. Beyond its bounds
+    sampling is greedy or uniform."""
+    top_k: Annotated[int, Bounds(1, 10**7)] | None = None
     """Sample from the k likeliest tokens only (Fan et al., 2018); None for all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Bounds(0, 1, above=True)] = 1.0
     """Sample from the nucleus only: the likeliest tokens whose probabilities sum to at
     least p (Holtzman et al., 2020)."""
-    extra_length: int = 50
+    extra_length: Length = 50
     """Maximum length of a translation minus that of its source, in tokens."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the random numbers; the same seed gives the same translations."""
 
     def __post_init__(self) -> None:
         convert_and_check(self)
-        for name, minimum, maximum in (
-            ("number", 1, MAX_DRAWS),
-            ("top_k", 1, MAX_TOP_K),
-            ("extra_length", 0, MAX_TOKENS),
-            ("seed", 0, MAX_SEED),
-        ):
-            require_between(name, getattr(self, name), minimum, maximum)
-        if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:
-            raise ConfigError(
-                f"`temperature` must be from {MIN_TEMPERATURE} to "
-                f"{MAX_TEMPERATURE:,}, but is {self.temperature}."
-            )
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(
-                f"`top_p` must be above 0 and at most 1, but is {self.top_p}."
-            )

@@ -516,7 +516,7 @@ def test_text_that_is_not_utf_8_is_refused(
     ("option", "message"),
     [
         (("--beam-size", 0), "`search.beam_size` must be at least 1, but is 0"),
-        (("--length-penalty", -1), "`search.length_penalty` must be from 0"),
+        (("--length-penalty", -1), "`search.length_penalty` must be at least 0"),
         (("--extra-length", -1), "`search.extra_length` must be at least 0"),
     ],
 )

@@ -264,7 +264,7 @@ def test_the_units_of_a_page_alone_cannot_be_chosen(
             ("translate", "--max-length", 2**70),
             "`search.max_length` must be at most 10",
         ),
-        (("translate", "--patience", 1e300), "`search.patience` must be at most 1,000"),
+        (("translate", "--patience", 1e300), "`search.patience` must be above 0 and"),
         (
             ("translate", "--processes", 100_000),
             "The number of processes must be at mos",

@@ -626,7 +626,7 @@ def test_a_full_disk_is_one_sentence(refuses: Callable[..., str], model: Path) -
         ),
         (["--nbest", 5], "from 1 to the beam size 4, but is 5; see `--beam-size`."),
         (["--nbest", 0], "--nbest must be from 1 to the beam size 4, but is 0"),
-        (["--length-penalty", -1], "length_penalty` must be from 0 to 10, but is -1"),
+        (["--length-penalty", -1], "length_penalty` must be at least 0, but is -1"),
         (["--length-penalty", 1000], "length_penalty` must be"),
         (["--length-penalty", "nan"], "length_penalty` must be"),
         (["--beam-size", "four"], '--beam-size must be a whole number, but is "four".'),

@@ -239,7 +239,7 @@ def test_a_parser_is_tuned_for_constrained_search(
         ((), "Dev text must be given: either --dev-source and --dev-target"),
         (("--dev-source", "x"), "but only x is; add --dev-target."),
         (("--beam-sizes", 0), "`search.beam_size` must be "),
-        (("--length-penalties", -1), "`search.length_penalty` must be from 0 to"),
+        (("--length-penalties", -1), "`search.length_penalty` must be at least 0"),
         (("--patiences", 0), "`search.patience` must be "),
         (("--tokenize", "words"), 'Invalid value "words"'),
         (("--constrained",), "--constrained is for the trees of a parser, but text"),

@@ -66,9 +66,11 @@ def require_suitable(
 ) -> None:
     """Raise `ConfigError` if a tokenizer, or one to be learned, does not allow the
     settings."""
+    name = next(iter(config.used), None)
+    if name is None:
+        return
     kind = _kind(tokenizer)
-    if config.used and kind == "word":
-        [name, *_] = config.used
+    if kind == "word":
         raise ConfigError(
             f"`augmentation.{name}` needs a vocabulary of sub-words or characters, as "
             "most changed words would be unknown, but this one is of words; set it to "

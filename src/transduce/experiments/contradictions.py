@@ -66,8 +66,7 @@ def refuse_contradictions(
         _require_spaced_words(config)
     if config.corpora or config.stages:
         require_mixture(config.corpora, config.stages, config.training.steps)
-    if config.augmentation.used:
-        require_suitable(config.augmentation, tokenizer or config.tokenizer)
+    require_suitable(config.augmentation, tokenizer or config.tokenizer)
 
 
 def settings_without_effect(

@@ -227,8 +227,7 @@ def check_corpus(files: CorpusFiles, config: RunConfig) -> CorpusReport:
     pairs = interleaved([valid_pairs(*sides) for sides in files.sides], sizes)
     texts = learning_texts(pairs, characters)
     tokenizer = learn_tokenizer(texts, config.tokenizer, files.tags)
-    if config.augmentation.used:
-        require_suitable(config.augmentation, tokenizer)
+    require_suitable(config.augmentation, tokenizer)
     default = config.languages.target if language_tags(files.tags) else None
     encoders = [
         encoder_of(corpus, tokenizer, corpus.target_language or default)
@@ -361,8 +360,7 @@ def check_prepared(
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
     if task == "translation":
         require_possible_bad_words(config.search, tokenizer)
-        if config.augmentation.used:
-            require_suitable(config.augmentation, tokenizer)
+        require_suitable(config.augmentation, tokenizer)
     unknown = unknown_ids(tokenizer)
     special = SpecialIds(
         tags=tag_ids(tokenizer),

@@ -160,8 +160,8 @@ def test_the_seed_decides_the_samples() -> None:
         ("number", None, "a whole number, but is None"),
         ("top_k", 0, "at least 1, but is 0"),
         ("top_k", 1.5, "a whole number or none, but is 1.5"),
-        ("temperature", 0.0, "from 0.001 to 1,000, but is 0.0"),
-        ("temperature", math.nan, "from 0.001 to 1,000, but is nan"),
+        ("temperature", 0.0, "at least 0.001, but is 0.0"),
+        ("temperature", math.nan, "at least 0.001, but is nan"),
         ("top_p", 0.0, "above 0 and at most 1, but is 0.0"),
         ("top_p", 1.1, "above 0 and at most 1, but is 1.1"),
         ("extra_length", -1, "at least 0, but is -1"),
@@ -174,8 +174,8 @@ def test_the_seed_decides_the_samples() -> None:
         ("number", 10**9, "at most 100,000, but is 1000000000"),
         ("top_k", 10**12, "at most 10,000,000, but is 1000000000000"),
         ("extra_length", 10**12, "at most 100,000, but is 1000000000000"),
-        ("temperature", 1e-300, "from 0.001 to 1,000, but is 1e-300"),
-        ("temperature", 1e300, "from 0.001 to 1,000, but is 1e[+]300"),
+        ("temperature", 1e-300, "at least 0.001, but is 1e-300"),
+        ("temperature", 1e300, "at most 1,000, but is 1e[+]300"),
     ],
 )
 def test_an_impossible_setting_is_refused(

@@ -110,7 +110,7 @@ def test_damaged_settings_are_refused(changes, message, folder, refuses):
         (
             {"length_penalty": -1.5},
             RequestError,
-            "must be from 0 to 10, but is -1.5; change it there, to import the model",
+            "must be at least 0, but is -1.5; change it there, to import the model",
         ),
     ],
     ids=str,
