@@ -62,6 +62,7 @@ from transduce.decoding.translations import (
 from transduce.decoding.unknown_words import CrossAttention, replaced_texts
 from transduce.decoding.worker_pool import MAX_PROCESSES, WorkerPool, default_processes
 from transduce.errors import (
+    ConfigError,
     RequestError,
     VersionError,
     counted,
@@ -78,7 +79,13 @@ from transduce.metrics.scores import TargetScore
 from transduce.model.config import ModelConfig
 from transduce.model_folder import ModelFolder, open_model
 from transduce.search_config import SamplingConfig, SearchConfig, default_search
-from transduce.settings import require_config, require_one_of, shown
+from transduce.settings import (
+    MAX_WHOLE,
+    require_between,
+    require_config,
+    require_one_of,
+    shown,
+)
 from transduce.text.corpus import WINDOW_LINES
 from transduce.text.glossary import Glossary
 from transduce.text.languages import best_match, without_invisible
@@ -211,6 +218,21 @@ class Translator:
             f"{config.d_model}, {self.tokenizer.vocab_size:,} pieces"
             f"{several}, on {self.device} ({self.precision})>"
         )
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute; raise `ConfigError` for a setting that cannot be used."""
+        match name:
+            case "search":
+                require_config(name, value, SearchConfig)
+            case "glossary" if value is not None:
+                require_config(name, value, Glossary)
+            case "language_tag" if value != "":
+                _require_tag(name, value, self.tokenizer.language_tags, "into")
+            case "corpus_tag" if value != "":
+                _require_tag(name, value, self.tokenizer.corpus_tags, "with_tag")
+            case "batch_positions":
+                require_between(name, value, 1, MAX_WHOLE)
+        object.__setattr__(self, name, value)
 
     def __enter__(self) -> "Translator":
         return self
@@ -921,6 +943,15 @@ def _version() -> str:
     from transduce import __version__  # looked up among the installed packages
 
     return __version__
+
+
+def _require_tag(name: str, value: object, tags: Sequence[str], method: str) -> None:
+    """Raise `ConfigError` unless a setting is one of the tags of a model."""
+    if value not in tags:
+        raise ConfigError(
+            f"`{name}` must be empty or one of the model's tags, but is "
+            f"{shown(value)}; choose one by `{method}`."
+        )
 
 
 def _require_string(name: str, value: object) -> None:

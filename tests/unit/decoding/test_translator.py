@@ -448,6 +448,28 @@ def test_settings_of_another_kind_are_refused(
             translator.sample_stream(["one"], pace=pace)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("search", {"beam_size": 2}, "must be a SearchConfig, but is {'beam_size': 2}"),
+        ("search", None, "must be a SearchConfig, but is None"),
+        ("glossary", {"one": "eins"}, "must be a Glossary, but is {'one': 'eins'}"),
+        ("language_tag", "de", "empty or one of the model's tags, .* by `into`"),
+        ("corpus_tag", "law", "empty or one of the model's tags, .* by `with_tag`"),
+        ("corpus_tag", None, "empty or one of the model's tags, but is None"),
+        ("batch_positions", 0, "must be at least 1, but is 0"),
+        ("batch_positions", "9", "must be a number, but is '9'"),
+    ],
+)
+def test_an_attribute_of_another_kind_is_refused_and_the_old_one_stays(
+    translator: Translator, name: str, value: Any, message: str
+) -> None:
+    before = translator.translate("one two").text
+    with pytest.raises(ConfigError, match=f"`{name}` .*{message}"):
+        setattr(translator, name, value)
+    assert translator.translate("one two").text == before
+
+
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(
     ("name", "value", "message"),
