@@ -174,8 +174,8 @@ def unwound_on_termination() -> Iterator[None]:
 
     A second signal soon after the first is ignored, unless it is Ctrl-C: `timeout`, for
     example, signals a program and then its group, and the second signal must not
-    interrupt the undoing. Outside the main thread, the signals end the program at once,
-    as usual.
+    interrupt the undoing. A later SIGXCPU is always ignored. Outside the main thread,
+    the signals end the program at once, as usual.
 
     If Python or a library ignores the exception, it is raised again soon, or at the end
     of the block, in place of a fault that follows from it. The same holds for
@@ -214,12 +214,18 @@ class _Interruption:
         now = time.monotonic()
         if number == signal.SIGINT:
             self._error = KeyboardInterrupt()
-        elif now - self._last >= REPEATED_SECONDS:
+        elif now - self._last >= REPEATED_SECONDS and not self._is_expected(number):
             self._error = _TerminationError(number)
         else:
             return
         self._last = now
         raise self._error
+
+    def _is_expected(self, number: int) -> bool:
+        """Return whether the kernel sends a signal again and again: SIGXCPU, for each
+        second of CPU time beyond the soft limit."""
+        repeats = number == getattr(signal, "SIGXCPU", None)  # missing on Windows
+        return repeats and self._last > -math.inf
 
     @contextmanager
     def raised_at_end(self) -> Iterator[None]:

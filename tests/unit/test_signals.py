@@ -460,6 +460,31 @@ def test_a_repeated_signal_does_not_interrupt_the_undoing(
     assert undone == [1]
 
 
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGXCPU])
+def test_the_undoing_outlasts_further_seconds_of_cpu_time(
+    monkeypatch: pytest.MonkeyPatch, first: signal.Signals
+) -> None:
+    """The kernel sends SIGXCPU for each of them."""
+    monkeypatch.setattr("transduce.signals.REPEATED_SECONDS", 0.0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    undone = []
+
+    def work() -> None:
+        try:
+            signal.raise_signal(first)
+        finally:
+            signal.raise_signal(signal.SIGXCPU)
+            undone.append(1)
+
+    with (
+        pytest.raises((KeyboardInterrupt, SystemExit)),
+        ended_by_schedulers(),
+        unwound_on_termination(),
+    ):
+        work()
+    assert undone == [1]
+
+
 def test_a_later_signal_ends_an_undoing_that_hangs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -137,8 +137,9 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         # Open it once: a pipe can be read only once.
         with file or path.open("rb") as file:
-            compression = compression_of(file.peek(MAGIC_BYTES), path)
-            yield file if compression is None else compression.reader(file)
+            beginning, whole = _beginning_of(file)
+            compression = compression_of(beginning, path)
+            yield whole if compression is None else compression.reader(whole)
     except DAMAGE:
         kind = "" if compression is None else f"{compression.name} "
         raise DataError(
@@ -147,6 +148,45 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         what = "" if is_standard else "the file "
         raise DataError(f"{path}: {what}cannot be read ({error.strerror}).") from None
+
+
+def _beginning_of(file: BufferedReader) -> tuple[bytes, BufferedReader]:
+    """Return the first bytes of a file, and the file as if they were not read.
+
+    A pipe may have fewer bytes at first than tell a format: the others are awaited, up
+    to the end of a line.
+    """
+    beginning = b""
+    rest: BufferedReader | None = file
+    while rest and len(beginning) < MAGIC_BYTES and b"\n" not in beginning:
+        more = rest.read1(READ_BYTES)
+        beginning += more
+        rest = rest if more else None
+    return beginning, BufferedReader(_Rejoined(beginning, rest), READ_BYTES)
+
+
+class _Rejoined(RawIOBase):
+    """Bytes that were read from a file, and the rest of the file, if there is more.
+
+    The end of a terminal is not read twice, since it would have to be typed again.
+    """
+
+    def __init__(self, beginning: bytes, rest: BufferedReader | None) -> None:
+        self._beginning = beginning
+        self._rest = rest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read bytes into a buffer; return their number, 0 at the end."""
+        view = memoryview(buffer)
+        content = self._beginning[: len(view)]
+        self._beginning = self._beginning[len(view) :]
+        if not content and self._rest is not None:
+            content = self._rest.read1(len(view))
+        view[: len(content)] = content
+        return len(content)
 
 
 def name_of(path: Path) -> str:

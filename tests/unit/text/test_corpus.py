@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import subprocess
@@ -195,6 +196,22 @@ def test_standard_input_is_read_like_a_file(file, monkeypatch, compress):
     with file("text", content).open("rb") as stream:
         monkeypatch.setattr(sys, "stdin", stream)
         assert list(read_text([STANDARD_INPUT])) == ["a", "b\u2028c", "", "d"]
+
+
+class OneByteAtATime(io.BytesIO):
+    """Bytes as a pipe delivers them whose program writes single bytes."""
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        return super().readinto(buffer[:1])
+
+
+@pytest.mark.parametrize(
+    "compress", [bytes, gzip.compress, lzma.compress, bz2.compress]
+)
+def test_a_pipe_may_deliver_a_file_byte_by_byte(monkeypatch, compress):
+    pipe = io.BufferedReader(OneByteAtATime(compress("ähnlich\nb".encode())))
+    monkeypatch.setattr("transduce.text.corpus.standard_input", lambda: pipe)
+    assert list(read_text([STANDARD_INPUT])) == ["ähnlich", "b"]
 
 
 def test_each_name_of_standard_input_stands_for_it(monkeypatch):
