@@ -35,6 +35,8 @@ class TranslatedDocument:
 
     text: str
     alternatives: list[str]
+    may_lack_terms: bool = False
+    """Whether that holds for one of its sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class TranslatedSegment:
     """Alternative texts with their scores."""
     pivot: str | None = None
     """The sentence in the pivot language, if two models translated it."""
+    may_lack_terms: bool = False
+    """Whether terms of the glossary may be missing in the text."""
 
 
 def translate_document(
@@ -151,6 +155,8 @@ def written(
     `links` place its tags: those of the translation, then of each alternative.
     """
     texts = texts_of(translation)
+    sentence, terms = segment.sentence or "", translation.placed_terms
+    links = [each and each.with_terms(sentence, terms) for each in links]
     if format == "html":
         from transduce.text.markup import written_html  # with the extra serve
 
@@ -169,6 +175,7 @@ def written(
         text=texts[0],
         score=translation.score,
         alternatives=tuple(zip(texts[1:], scores, strict=True)),
+        may_lack_terms=translation.may_lack_terms,
     )
 
 
@@ -228,4 +235,5 @@ def joined(segments: Sequence[TranslatedSegment]) -> TranslatedDocument:
             )
             for k in range(most)
         ],
+        may_lack_terms=any(each.may_lack_terms for each in segments),
     )

@@ -32,6 +32,7 @@ from transduce.metrics.scores import TargetScore
 from transduce.search_config import SearchConfig
 from transduce.text.glossary import Glossary, Occurrence, capitalized, find_word
 from transduce.text.inline_tags import (
+    PlacedTerm,
     Span,
     agreement,
     num_letters,
@@ -87,9 +88,7 @@ def with_terms(
         del unaligned[i]
         on_step()
     if unaligned:
-        lines = sorted({each.part.line + 1 for each in unaligned.values()})
-        on_unplaced = pace.on_unplaced or _warn_of_unplaced
-        on_unplaced(lines)
+        _leave_unplaced(list(unaligned.values()), pace)
     rounds = {each.number: each.rounds() for each in drafts}
     for k in range(max(map(len, rounds.values()), default=0)):
         chosen = [
@@ -106,7 +105,15 @@ def with_terms(
     ):
         each.translation = translation
     for each in drafts:
-        yield each.number, each.translation
+        yield each.number, replace(each.translation, placed_terms=each.placed_terms())
+
+
+def _leave_unplaced(drafts: Sequence["_Draft"], pace: Pace) -> None:
+    """Mark drafts in which terms may be missing, and report their lines."""
+    for each in drafts:
+        each.translation = replace(each.translation, may_lack_terms=True)
+    on_unplaced = pace.on_unplaced or _warn_of_unplaced
+    on_unplaced(sorted({each.part.line + 1 for each in drafts}))
 
 
 def _warn_of_unplaced(lines: Sequence[int]) -> None:
@@ -225,6 +232,18 @@ class _Draft:
             own = [starts[self.places.index(each)] for each in places]
             variants.append(_Variant(text, own))
         return variants
+
+    def placed_terms(self) -> tuple[PlacedTerm, ...]:
+        """Return the terms with their places in the source and the translation."""
+        _, starts = self.written_with_starts()
+        return tuple(
+            PlacedTerm(
+                text=self.source[place.term.start : place.term.end],
+                source=(place.term.start, place.term.end),
+                target=(start, start + len(place.form)),
+            )
+            for place, start in zip(self.places, starts, strict=True)
+        )
 
     def written(self) -> str:
         """Return the translation with all terms in their forms."""

@@ -27,7 +27,7 @@ from transduce.errors import RequestError, shortened, warn_caller
 from transduce.search_config import SamplingConfig, SearchConfig
 from transduce.settings import MAX_WHOLE, Bounds, convert_and_check
 from transduce.text.corpus import Windows, full_windows, require_characters
-from transduce.text.inline_tags import is_within_word
+from transduce.text.inline_tags import PlacedTerm, is_within_word
 from transduce.text.shortlist import Shortlist
 from transduce.text.splitting import space_between, split_long
 from transduce.text.tokenizer import (
@@ -97,6 +97,12 @@ class Translation:
     """Number of parts in which the source was translated; more than one if it was
     longer than 250 tokens (600 of a vocabulary of characters). The score is then the
     sum of the parts' scores."""
+    placed_terms: tuple[PlacedTerm, ...] = ()
+    """Terms of the glossary that have replaced words of the translation. Empty if the
+    source was translated in parts."""
+    may_lack_terms: bool = False
+    """Whether terms of the glossary may be missing, as the words of the source and of
+    the translation could not be aligned."""
 
     def __repr__(self) -> str:
         shown = [f"text={shortened(self.text)}", f"score={self.score:z.3f}"]
@@ -498,6 +504,7 @@ def join_parts(
         score=whole.score,
         hypotheses=(whole,),
         num_parts=len(translations),
+        may_lack_terms=any(each.may_lack_terms for each in translations),
     )
 
 

@@ -217,6 +217,7 @@ class Endpoints:
             translatedText=[each.text for each in found],
             alternatives=[each.alternatives for each in found],
             detectedLanguage=[detected for _ in found],
+            mayLackTerms=[each.may_lack_terms for each in found],
         )
         return _shaped(message, several)
 
@@ -491,6 +492,8 @@ def _shaped(
     """
     left_out = set() if message.alternatives else {"alternatives"}
     left_out |= set() if is_auto(message.source) else {"detectedLanguage"}
+    may_lack = isinstance(several.mayLackTerms, list) and any(several.mayLackTerms)
+    left_out |= set() if may_lack else {"mayLackTerms"}
     fields = several.model_dump(exclude=left_out)
     if isinstance(message.q, str):
         fields = {name: each[0] for name, each in fields.items()}
@@ -571,6 +574,7 @@ def _translated(found: TranslatedSegment) -> messages.StreamedSegment:
             messages.ScoredText(text=text, score=score)
             for text, score in found.alternatives
         ],
+        may_lack_terms=found.may_lack_terms,
     )
 
 

@@ -66,6 +66,10 @@ TargetLanguage = Annotated[
         "or else the first."
     ),
 ]
+MAY_LACK_TERMS = (
+    "Whether terms of the glossary may be missing, as the words of a sentence and its "
+    "translation could not be aligned."
+)
 CorpusTag = Annotated[
     str | None,
     Field(description="Tag of a corpus of the training, before each source."),
@@ -232,6 +236,10 @@ class TranslateAnswer(BaseModel):
     detectedLanguage: Annotated[  # noqa: N815
         DetectedLanguage | list[DetectedLanguage] | None,
         Field(description='Only for the source "auto".'),
+    ] = None
+    mayLackTerms: Annotated[  # noqa: N815
+        bool | list[bool] | None,
+        Field(description=f"{MAY_LACK_TERMS} Left out if it holds for no text."),
     ] = None
 
 
@@ -402,6 +410,7 @@ class StreamedSegment(BaseModel):
     alternatives: Annotated[
         list[ScoredText], Field(description="Further translations, best first.")
     ] = []
+    may_lack_terms: Annotated[bool, Field(description=MAY_LACK_TERMS)] = False
 
 
 class ParseRequest(_TextRequest):

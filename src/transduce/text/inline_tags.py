@@ -9,7 +9,7 @@ import re
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
 from itertools import groupby
@@ -155,6 +155,38 @@ class WordLinks:
         return WordLinks(
             source=self.source, target=following.target, source_of=tuple(source_of)
         )
+
+    def with_terms(self, sentence: str, terms: Sequence["PlacedTerm"]) -> "WordLinks":
+        """Return the links with those of a glossary's terms in a sentence.
+
+        The words of a term are linked to the term, and no others are. Terms that the
+        sentence spells elsewhere, as before it was normalized, are left out.
+        """
+        source_of = list(self.source_of)
+        for term in terms:
+            start, end = term.source
+            first, last = _words_in(self.source, start, end)
+            if sentence[start:end] != term.text or first == last:
+                continue
+            begin, stop = _words_in(self.target, *term.target)
+            for target, source in enumerate(source_of):
+                is_own = source is not None and first <= source < last
+                if begin <= target < stop:
+                    source_of[target] = source if is_own else first
+                elif is_own:
+                    source_of[target] = None
+        return replace(self, source_of=tuple(source_of))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedTerm:
+    """Term of a glossary in a sentence, and the words for it in the translation."""
+
+    text: str
+    """The term as the sentence spells it."""
+    source: Span
+    """Its place in the normalized sentence."""
+    target: Span
 
 
 def units(text: str) -> tuple[Span, ...]:
@@ -607,7 +639,9 @@ class _Placement:
                 added = self._added(element, start)
                 leading, _ = _edge_spaces(self._own_text(element))
                 return self._same_text(element, start + leading, within) or added
-            return start, max(self._point(element.end), start)
+            end = max(self._point(element.end), start)
+            has_words = bool(self._translation[start:end].strip())
+            return start, end if has_words else start
         if element.is_copied:
             # No guess takes words of the translation away, and no links take all: words
             # beyond the element's own must be from elsewhere.

@@ -343,16 +343,38 @@ def test_a_model_without_cross_attention_is_named(
                 require_usable(glossaries, models)
 
 
+TOO_LONG = SearchConfig(
+    beam_size=1, min_length=MAX_ALIGNED_TOKENS, max_length=MAX_ALIGNED_TOKENS + 50
+)
+
+
+def test_an_answer_tells_that_terms_may_be_missing(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    model = with_glossaries(
+        replace(trained_checkpoint, search=TOO_LONG), "en-de", GLOSSARIES
+    )
+    with running([model]) as server:
+        one = server.post("/translate", EN_DE | {"q": "one"}).json
+        two = server.post("/translate", EN_DE | {"q": "two"}).json
+        both = server.post("/translate", EN_DE | {"q": ["one", "one. two"]}).json
+        lines = server.post("/v1/translate", {"q": "one\ntwo"}).body.splitlines()
+    assert "mayLackTerms" not in one
+    assert two["mayLackTerms"] is True
+    assert both["mayLackTerms"] == [False, True]
+    told = [json.loads(line)["may_lack_terms"] for line in lines]
+    assert (told[0], told[-1]) == (False, True)
+
+
 def test_a_translation_that_cannot_be_aligned_is_logged_once(
     trained_checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     _log_unplaced.cache_clear()
-    length = SearchConfig(
-        beam_size=1, min_length=MAX_ALIGNED_TOKENS, max_length=MAX_ALIGNED_TOKENS + 50
-    )
     with RequestQueue(Translator(trained_checkpoint, "cpu")) as queue:
         for _ in range(2):
-            [future] = queue.submit(["two"], length, glossary=Glossary({"two": "paar"}))
+            [future] = queue.submit(
+                ["two"], TOO_LONG, glossary=Glossary({"two": "paar"})
+            )
             assert find_word(future.result().text, "paar") < 0
     [record] = caplog.records
     assert "may lack terms of its glossary" in record.getMessage()

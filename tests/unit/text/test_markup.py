@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from joining import join_html
 
-from transduce.text.inline_tags import WordLinks, links_by_place, units
-from transduce.text.markup import split_html
+from transduce.text.inline_tags import PlacedTerm, WordLinks, links_by_place, units
+from transduce.text.markup import split_html, written_html
 from transduce.text.splitting import sentences
 
 TEXTS = st.text(alphabet="aB .!?\n\r\t\u00a0。」<>&;'\"/-p", max_size=60)
@@ -491,6 +491,12 @@ def test_sentences_without_a_translation_are_unchanged() -> None:
             {},
             "<b>x </b>x",
         ),
+        (  # no space is underlined
+            "The <u>red</u> dog runs.",
+            "Der Hund läuft.",
+            {"Der": "The", "Hund": "dog", "läuft": "runs", ".": "."},
+            "Der<u></u> Hund läuft.",
+        ),
     ],
 )
 def test_tags_stay_around_their_words(
@@ -500,6 +506,27 @@ def test_tags_stay_around_their_words(
     own = sentences(segments)
     links = [by_words(each, translation, pairs) for each in own]
     assert join_html(segments, [translation] * len(own), links) == expected
+
+
+@pytest.mark.parametrize(
+    ("term", "placed"),
+    [
+        ("zorb", "Drücke die <b>Zorb-Kugel</b> Taste."),
+        ("Zorb", "Drücke <b>die</b> Zorb-Kugel Taste."),  # not as the sentence has it
+    ],
+)
+def test_tags_stay_around_the_words_that_a_glossary_has_for_theirs(
+    term: str, placed: str
+) -> None:
+    """Attention takes another word for the translation of a new one."""
+    [segment] = split_html("Press the <b>zorb</b> key.", "en")
+    translation = "Drücke die Zorb-Kugel Taste."
+    pairs = {"Drücke": "Press", "die": "zorb", "Zorb": "key", "Taste": "key"}
+    links = by_words(sentence := segment.sentence or "", translation, pairs)
+    terms = [PlacedTerm(text=term, source=(10, 14), target=(11, 21))]
+    assert (
+        written_html(segment, translation, links.with_terms(sentence, terms)) == placed
+    )
 
 
 @pytest.mark.parametrize(

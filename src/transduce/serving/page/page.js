@@ -332,6 +332,7 @@ async function look(button, result, chosen) {
     const best = { text: piece.translation, score: piece.score };
     document.getElementById("alternatives").replaceChildren(
       ...[best, ...piece.alternatives].map(alternativeItem));
+    document.getElementById("lacking").hidden = !piece.may_lack_terms;
   }
   document.getElementById("attended").hidden = isPivoted;
   if (isPivoted) {
