@@ -24,6 +24,7 @@ from transduce.device import Hardware
 from transduce.errors import ConfigError, TransduceWarning
 from transduce.experiments.pipeline import resume, train
 from transduce.experiments.presets import PRESETS, RunConfig
+from transduce.experiments.resuming import lengthen
 from transduce.experiments.run_folder import RunFolder, settings_of
 from transduce.model_folder import SHORTLIST_FILE, change_search, find_model
 from transduce.search_config import SearchConfig
@@ -246,6 +247,13 @@ def test_a_rise_of_the_learning_rate_is_warned_of(files, tmp_path):
     [message] = [each for each in warnings.messages if "learning rate" in each]
     assert message.startswith("The learning rate rises from 0.0")
     assert "at step 11, as the cooldown" in message
+
+
+def test_a_setting_that_fewer_updates_leave_without_effect_is_warned_of(run) -> None:
+    halving = {"schedule": "halving", "learning_rate": 0.1, "decay_steps": 1}
+    config = tiny(steps=20, decay_from=15, **halving)
+    warnings = lengthen(RunFolder(run), config, 12)
+    assert "`training.decay_from` is 15, which has no effect on" in warnings[-1]
 
 
 @pytest.mark.parametrize(

@@ -356,7 +356,14 @@ def _without_effect(config: RunConfig) -> Iterator[str]:
     yield from _optimizer_without_effect(training)
     yield from _warnings_of_reward(training)
     yield from _consistency_without_effect(config)
-    if (every := training.checkpoint_steps) and every > training.steps:
+    every, patience = training.checkpoint_steps, training.patience
+    if every and patience and training.steps > every >= training.steps / patience:
+        yield (
+            f"`training.patience` is {patience:,}, which has no effect: with a "
+            f"checkpoint every {every:,} updates, a training of {training.steps:,} has "
+            "no more of them."
+        )
+    if every and every > training.steps:
         yield (
             f"With a checkpoint every {every:,} updates, a training of "
             f"{counted(training.steps, 'update')} has only one, at its end; see "
@@ -385,6 +392,12 @@ def _warm_up_without_effect(training: TrainingConfig) -> Iterator[str]:
         yield (
             "The learning rate's cooldown begins before its warm-up ends; see "
             "`training.warmup_steps` and `training.cooldown_share`."
+        )
+    held = training.warmup_steps + training.hold_steps
+    if training.schedule == "warm-hold-decay" and held >= training.steps:
+        yield (
+            f"The learning rate never decays, as it is held up to update {held:,} of "
+            f"{training.steps:,}; see `training.hold_steps`."
         )
 
 

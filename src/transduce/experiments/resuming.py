@@ -35,6 +35,7 @@ from transduce.errors import (
     VersionError,
     counted,
 )
+from transduce.experiments.contradictions import settings_without_effect
 from transduce.experiments.presets import RunConfig
 from transduce.experiments.run_corpus import RunFiles
 from transduce.experiments.run_folder import RunFolder, RunLog, settings_of
@@ -143,6 +144,7 @@ def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
     checkpoint can be used; the run is then as it was before.
     """
     progress, before = _newest_progress(folder), config.training
+    known = settings_without_effect(config)
     training = _lengthened(before, steps, progress, folder.path)
     now = replace(config, training=training)
     averaged, best = folder.path / AVERAGED, folder.path / BEST
@@ -154,6 +156,7 @@ def lengthen(folder: RunFolder, config: RunConfig, steps: int) -> list[str]:
         f"The number of updates of the run (`training.steps`) changes from "
         f"{before.steps:,} to {steps:,}.",
         *_changes_of_rate(now, before, progress),
+        *(each for each in settings_without_effect(now) if each not in known),
     ]
 
 

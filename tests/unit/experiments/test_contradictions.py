@@ -278,6 +278,26 @@ def test_consistent_settings_are_accepted(assignments: list[str]) -> None:
             "`training.sgd_from_step` is 999,999, which has no effect on a training",
         ),
         (
+            [*HALVING, "training.decay_from=999_999"],
+            "`training.decay_from` is 999,999, which has no effect on a training of",
+        ),
+        (
+            [
+                *PLATEAU,
+                "training.schedule=warm-hold-decay",
+                "training.hold_steps=999_999",
+            ],
+            "The learning rate never decays, as it is held up to update 1,001,499 of",
+        ),
+        (
+            [
+                "training.patience=5",
+                "training.checkpoint_steps=400",
+                "training.steps=2000",
+            ],
+            "`training.patience` is 5, which has no effect: with a checkpoint every",
+        ),
+        (
             [*BY_REWARD, *HALVING, "training.decay_from=10_950"],
             "`training.decay_from` is 10,950, which has no effect: updates by reward,",
         ),
