@@ -219,7 +219,7 @@ class Translator:
             f"{several}, on {self.device} ({self.precision})>"
         )
 
-    def __setattr__(self, name: str, value: object) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; raise `ConfigError` for a setting that cannot be used."""
         match name:
             case "search":
@@ -823,7 +823,15 @@ class Translator:
         # Unlike the paper: soft hyphens, zero-width spaces and marks of direction are
         # removed from a source. They are invisible, but cut words into rare pieces.
         # Training text keeps them. The paper does not mention them. On by default.
-        return tagged(without_invisible(source), self.language_tag, self.tokenizer)
+        prepared = tagged(without_invisible(source), self.language_tag, self.tokenizer)
+        tags = self.tokenizer.language_tags
+        if tags and prepared.strip() and not self.tokenizer.language(prepared):
+            warn_caller(
+                "A source has no tag of a target language, and nothing else tells this "
+                "model into which of several to translate: choose the target language, "
+                f"or begin the source with a tag such as {tags[0]}."
+            )
+        return prepared
 
     def close(self) -> None:
         """End the other processes; they also end with this process.

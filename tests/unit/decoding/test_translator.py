@@ -404,6 +404,16 @@ def test_a_pickled_translator_keeps_its_target_language_and_tag(
     assert again.source_ids(["one"]) == chosen.source_ids(["one"])
 
 
+def test_a_source_without_the_tag_of_a_target_language_is_warned_of(
+    tagged_checkpoint: Checkpoint,
+) -> None:
+    translator = Translator(tagged_checkpoint, CPU)
+    with pytest.warns(TransduceWarning, match=r"has no tag .* such as >>de<<\."):
+        translator.translate(["one two", ">>de<< one"])
+    translator.translate([">>de<< one", "", " "])
+    translator.into("de").translate("one two")
+
+
 def test_a_translator_of_no_folder_is_pickled_with_its_weights(
     translator: Translator,
 ) -> None:
