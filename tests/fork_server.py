@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 MODULES = ("transduce.cli.translate", "transduce.decoding.translator")
 """Modules that are imported before the first program, as many commands need them."""
@@ -68,9 +69,9 @@ class ForkServer:
         self._requests = open(requests, "w", encoding="utf-8")  # noqa: SIM115
         self._answers = open(answers, encoding="utf-8")  # noqa: SIM115
 
-    def command(self, *arguments: str, stdin: str = "", memory: int = 0) -> Result:
-        """Run a command line of `transduce`, within some memory if that is not 0."""
-        return self.run(COMMAND, "transduce", *arguments, stdin=stdin, memory=memory)
+    def command(self, *arguments: str, **options: Any) -> Result:
+        """Run a command line of `transduce`, with the options of `run`."""
+        return self.run(COMMAND, "transduce", *arguments, **options)
 
     def run(
         self,
@@ -83,12 +84,13 @@ class ForkServer:
     ) -> Result:
         """Run Python source until its process ends as usual.
 
-        The result has its output and errors, but for those with a file of their own.
+        It may take `memory` bytes if that is not 0. The result has its output and
+        errors, but for those with a file of their own, to whose end they are written.
         """
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "in").write_text(stdin, encoding="utf-8")
-            writing = os.O_WRONLY | os.O_CREAT
+            writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
             request = {
                 "program": program,
                 "arguments": arguments,

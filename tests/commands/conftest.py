@@ -2,17 +2,21 @@
 
 import contextlib
 import io
+import os
 import re
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from types import SimpleNamespace
+from typing import IO, Any, Protocol
 
 import pytest
 import torch
 
+from fork_server import MODULES, ForkServer, fork_server
 from transduce.analysis import figures
 from transduce.analysis.figures import draw_learning_curve
 from transduce.checkpoint import Checkpoint, save_model
@@ -94,6 +98,38 @@ def refuses() -> Callable[..., str]:
         return outcome.err.removeprefix("transduce: ").removesuffix("\n")
 
     return run
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[ForkServer]:
+    """Process that has imported what most commands need, and forks for each."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm"}
+    modules = (*MODULES, "transduce.cli.train", "transduce.analysis.figures")
+    with fork_server(environment, modules) as server:
+        yield server
+
+
+@pytest.fixture
+def forked_runs(forks: ForkServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an experiment fork for its runs, which come one after the other.
+
+    Each would import its modules anew otherwise, which takes longer than its training.
+    """
+
+    class Ended(subprocess.Popen[bytes]):
+        """Stand-in for a process, which has ended."""
+
+        def __init__(self, command: list[str], *, stdout: IO[bytes], **_: Any) -> None:
+            words = command[command.index("transduce") + 1 :]
+            log = Path(stdout.name)
+            done = forks.command(*words, output=log, errors=log)
+            self.returncode = done.returncode
+
+        def poll(self) -> int:
+            return self.returncode
+
+    replaced = SimpleNamespace(**{**vars(subprocess), "Popen": Ended})
+    monkeypatch.setattr("transduce.experiments.experiment.subprocess", replaced)
 
 
 SLOW = "training.learning_rate_scale=0.001"

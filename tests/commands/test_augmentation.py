@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("no_trials")
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
 
 

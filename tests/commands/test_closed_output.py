@@ -5,14 +5,14 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from threading import Thread
 
 import pytest
 
 import transduce.cli
-from fork_server import PROGRAM, ForkServer, fork_server
+from fork_server import PROGRAM, ForkServer
 from transduce.cli import PRINTS_RESULT
 from transduce.experiments.run_folder import RunFolder
 from waiting import wait_until
@@ -53,14 +53,6 @@ WARNING = (
 )
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    """Process that has imported what training needs."""
-    modules = ("transduce.cli.train", "transduce.analysis.figures")
-    with fork_server(ENVIRONMENT, modules) as server:
-        yield server
-
-
 def read_first_line(pipe: Path) -> None:
     with pipe.open("rb", buffering=0) as reader:
         reader.readline()
@@ -70,14 +62,14 @@ def read_first_line(pipe: Path) -> None:
     ("has_both", "told"), [(False, WARNING), (True, "")], ids=["output", "both"]
 )
 def test_training_goes_on_when_its_reader_has_ended(
-    server: ForkServer, training: list[str], tmp_path: Path, has_both: bool, told: str
+    forks: ForkServer, training: list[str], tmp_path: Path, has_both: bool, told: str
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     # Opening the pipe waits for a writer, which never comes if the training fails.
     reader = Thread(target=read_first_line, args=(pipe,), daemon=True)
     reader.start()
-    ended = server.run(
+    ended = forks.run(
         PROGRAM, *training[2:], output=pipe, errors=pipe if has_both else None
     )
     assert (ended.returncode, ended.stderr) == (0, told)
@@ -86,10 +78,10 @@ def test_training_goes_on_when_its_reader_has_ended(
 
 
 def test_training_goes_on_when_nothing_more_can_be_written(
-    server: ForkServer, training: list[str], tmp_path: Path
+    forks: ForkServer, training: list[str], tmp_path: Path
 ) -> None:
     full = Path("/dev/full")
-    ended = server.run(PROGRAM, *training[2:], output=full, errors=full)
+    ended = forks.run(PROGRAM, *training[2:], output=full, errors=full)
     assert ended.returncode == 0
     assert is_finished(tmp_path / "run")
 
@@ -133,26 +125,25 @@ def test_training_goes_on_under_nohup_when_its_terminal_is_closed(
     assert is_finished(tmp_path / "run")
 
 
-EACH = """
-import os, sys
-import transduce.cli.attention  # once for all
-from transduce.cli import main
-*words, page = sys.argv[1:]
-for option in ("--json", "--out=-", f"--out={page}"):
-    child = os.fork()
-    if child == 0:
-        sys.exit(main([*words, option]))
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 2
+WITHOUT_OUTPUT = f"""
+os.close(1)
+sys.stdout = None  # as Python starts then
+{PROGRAM}
 """
 
 
-def test_only_a_result_on_standard_output_needs_it_open(tmp_path: Path) -> None:
-    looks = ("attention", str(tmp_path / "missing"), "--source", "one")
-    page = str(tmp_path / "page.html")
-    ended = shell('"$@" >&-', sys.executable, "-c", EACH, *looks, page)
-    assert ended.returncode == 0, ended.stderr
-    in_json, as_dash, in_a_file = ended.stderr.splitlines()
+def test_only_a_result_on_standard_output_needs_it_open(
+    forks: ForkServer, tmp_path: Path
+) -> None:
+    looks = ("transduce", "attention", str(tmp_path / "missing"), "--source", "one")
+
+    def said(*options: str) -> str:
+        ended = forks.run(WITHOUT_OUTPUT, *looks, *options)
+        assert ended.returncode == 2
+        return ended.stderr
+
+    in_json, as_dash = said("--json"), said("--out=-")
+    in_a_file = said(f"--out={tmp_path / 'page.html'}")
     assert "Standard output must be open" in in_json
     assert "Standard output must be open" in as_dash
     assert "missing: must be a model" in in_a_file

@@ -1,6 +1,8 @@
 """The reference of the documentation, which is generated from the code."""
 
+import contextlib
 import importlib.util
+import io
 import json
 import re
 import shutil
@@ -15,7 +17,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import transduce
-from transduce.cli import USER_ERROR
+from transduce.cli import USER_ERROR, main
 from transduce.cli.launching import LEFT_BEHIND
 from transduce.cli.settings import repeated_tables, setting_tables
 from transduce.cli.terminal import OUTPUT_LOST
@@ -37,17 +39,37 @@ def _generator() -> ModuleType:
 
 
 REFERENCE = _generator()
+HELP_BY_A_PROCESS = REFERENCE.help_text
+
+
+@cache
+def help_text(*command: str) -> str:
+    """Help of a command as the generator reads it, without a process for each."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setenv("COLUMNS", str(REFERENCE.HELP_COLUMNS))
+        patch.setenv("NO_COLOR", "1")
+        main([*command, "--help"])
+    return out.getvalue()
+
+
+REFERENCE.help_text = help_text
+
+
+def test_the_generator_reads_the_help_of_commands() -> None:
+    for command in ((), ("translate",), ("reproduce", "table2")):
+        assert HELP_BY_A_PROCESS(*command) == help_text(*command)
 
 
 @pytest.mark.parametrize("name", REFERENCE.commands())
 def test_a_commands_page_has_all_its_options(name: str) -> None:
     parts = [()]
     if name in REFERENCE.PARTS:
-        panels = REFERENCE.read_help(REFERENCE.help_text(name)).panels
+        panels = REFERENCE.read_help(help_text(name)).panels
         parts = [(part.label,) for part in next(iter(panels.values()))]
     page = REFERENCE.command_page(name)
     for part in parts:
-        text = REFERENCE.help_text(name, *part)
+        text = help_text(name, *part)
         for option in re.findall(r"^  (--[\w-]+)", text, flags=re.MULTILINE):
             assert f"<code>{option}" in page
         assert "transduce " + " ".join((name, *part)) in page
@@ -67,7 +89,6 @@ def _commands_shown() -> Iterator[tuple[str, str]]:
 
 
 def test_commands_in_the_pages_have_only_options_that_exist() -> None:
-    known = cache(lambda *names: REFERENCE.help_text(*names))
     wrong = []
     for page, command in _commands_shown():
         _, name, *rest = command.split()
@@ -75,7 +96,7 @@ def test_commands_in_the_pages_have_only_options_that_exist() -> None:
         if name not in REFERENCE.commands():
             wrong.append(f"{page}: {command}")
             continue
-        options = set(re.findall(r"(?<=\s)--[\w-]+", known(*names))) | {"--help"}
+        options = set(re.findall(r"(?<=\s)--[\w-]+", help_text(*names))) | {"--help"}
         wrong += [
             f"{page}: {command} ({option})"
             for option in re.findall(r"(?<=\s)--[\w-]+", command)

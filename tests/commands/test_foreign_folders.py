@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fork_server import fork_server
+from fork_server import ForkServer
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.model_folder import MODEL_CONFIG, WEIGHTS
 from transduce.search_config import SearchConfig
@@ -34,15 +34,14 @@ VALUES: tuple[object, ...] = (
 Translate = Callable[[Path], "subprocess.CompletedProcess[str]"]
 
 
-@pytest.fixture(scope="module")
-def translate() -> Iterator[Translate]:
+@pytest.fixture
+def translate(forks: ForkServer) -> Translate:
     """Function that translates two lines with a folder, in a process of its own."""
-    with fork_server() as server:
-        yield lambda folder: server.command(
-            *("translate", str(folder), "--processes", "1"),
-            stdin="one two\nthree\n",
-            memory=MEMORY,
-        )
+    return lambda folder: forks.command(
+        *("translate", str(folder), "--processes", "1"),
+        stdin="one two\nthree\n",
+        memory=MEMORY,
+    )
 
 
 @pytest.fixture
@@ -78,24 +77,45 @@ def assert_translated_or_refused(code: int, said: str, what: str) -> None:
         assert len(said) < 1_500, what
 
 
+EACH_VALUE = """
+import contextlib, io, json, pathlib, traceback
+config, lines, *contents = sys.argv[1:]
+command = ["translate", os.path.dirname(config), "--processes", "1", "--input", lines]
+for content in contents:
+    pathlib.Path(config).write_text(content, encoding="utf-8")
+    out, said, code = io.TextIOWrapper(io.BytesIO()), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(said):
+        try:
+            transduce.cli.main(command)
+        except SystemExit as end:
+            code = end.code
+        except BaseException:
+            traceback.print_exc()
+            code = 99
+    print(json.dumps([code, said.getvalue()]), flush=True)
+"""
+"""Program that translates with several contents of a model's file, one after another,
+and prints exit codes and messages. A process for each would take longer."""
+
+
 def test_any_value_of_any_field_works_or_is_refused(
-    folder: Path, translate: Translate
+    folder: Path, tmp_path: Path, forks: ForkServer
 ) -> None:
+    lines = tmp_path / "lines"
+    lines.write_text("one two\nthree\n")
     content = json.loads((folder / MODEL_CONFIG).read_text(encoding="utf-8"))
     # Other tests cover the bounds of a search.
-    cases = [
-        (field, value)
-        for field in fields(content)
-        for value in VALUES
-        if field[0] != "search"
-    ]
-    for field, value in cases:
-        text = changed(content, field, value)
-        (folder / MODEL_CONFIG).write_text(text, encoding="utf-8")
-        done = translate(folder)
-        where = f"{'.'.join(field)} = {str(value)[:40]!r}"
-        assert_translated_or_refused(done.returncode, done.stderr, where)
-        assert done.returncode == 2 or value not in BEYOND_ALL, where
+    for field in [each for each in fields(content) if each[0] != "search"]:
+        texts = [changed(content, field, value) for value in VALUES]
+        files = (str(folder / MODEL_CONFIG), str(lines))
+        done = forks.run(EACH_VALUE, "each", *files, *texts, memory=MEMORY)
+        outcomes = [json.loads(line) for line in done.stdout.splitlines()]
+        where = ".".join(field)
+        assert (done.returncode, len(outcomes)) == (0, len(VALUES)), (where, done)
+        for value, (code, said) in zip(VALUES, outcomes, strict=True):
+            what = f"{where} = {str(value)[:40]!r}"
+            assert_translated_or_refused(code, said, what)
+            assert code == 2 or value not in BEYOND_ALL, what
 
 
 @pytest.fixture

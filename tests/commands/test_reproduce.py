@@ -449,6 +449,7 @@ def test_an_interrupted_report_says_that_its_work_starts_anew(
     assert not Path("report").exists()
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_scaling_is_measured_trained_and_written(
     succeeds: Callable[..., str],
     refuses: Callable[..., str],

@@ -23,6 +23,7 @@ def files(corpus_files: tuple[Path, Path]) -> Options:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_runs")
 def test_systems_are_trained_and_added(
     tmp_path: Path, files: Options, succeeds: Callable[..., str]
 ) -> None:

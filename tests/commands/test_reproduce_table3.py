@@ -72,6 +72,7 @@ def killed(files: Options, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.usefixtures("forked_runs")
 def test_a_killed_experiment_continues_and_adds_a_seed(
     killed: Path, files: Options, succeeds: Callable[..., str]
 ) -> None:

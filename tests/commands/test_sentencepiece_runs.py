@@ -12,7 +12,10 @@ from transduce.cli import main
 from transduce.model_folder import open_model
 from transduce.text.sentence_pieces import SentencePieceTokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # raised by the libraries
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # raised by the libraries
+    pytest.mark.usefixtures("no_trials"),
+]
 KINDS = ("bpe", "unigram")
 LIKE_MARIAN = (
     "model.learned_start=false", f"model.position_base={10_000 ** (8 / 6):.10g}",

@@ -10,6 +10,7 @@ import pytest
 
 from transduce.errors import missing_package
 
+pytestmark = pytest.mark.usefixtures("no_trials")
 TINY = ("--preset", "tiny", "--set", "training.steps=8", "training.checkpoint_steps=4")
 
 

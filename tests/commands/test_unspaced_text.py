@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("no_trials")
 TINY = ("train", "--preset", "tiny", "--precision", "fp32", "--device", "cpu")
 ENGLISH = ["I go to the library.", "The teacher reads.", "We need a house."] * 5
 TEXTS = {
