@@ -853,7 +853,7 @@ def _fitting(
     """
     parts = sentences
     for end in (QUOTED_END, CLAUSE_END, WORD_END, CHARACTER_END, ANYWHERE):
-        counts = count_tokens(parts)  # together, since each call has a fixed cost
+        counts = _counts(parts, count_tokens)
         fitting: list[str] = []
         for part, length in zip(parts, counts, strict=True):
             if length <= max_tokens:
@@ -865,6 +865,17 @@ def _fitting(
     return parts
 
 
+def _counts(texts: list[str], count_tokens: CountTokens) -> list[int]:
+    """Return the number of tokens of each text.
+
+    All are counted together, since each call has a fixed cost, and equal ones once,
+    since words and characters repeat.
+    """
+    distinct = list(dict.fromkeys(texts))
+    counts = dict(zip(distinct, count_tokens(distinct), strict=True))
+    return [counts[text] for text in texts]
+
+
 def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> list[str]:
     """Join neighbours while they fit; a piece that is too long stays alone.
 
@@ -872,7 +883,7 @@ def _packed(pieces: list[str], max_tokens: int, count_tokens: CountTokens) -> li
     """
     packed: list[list[str]] = []
     capacity = 0
-    for piece, length in zip(pieces, count_tokens(pieces), strict=True):
+    for piece, length in zip(pieces, _counts(pieces, count_tokens), strict=True):
         is_empty = capacity == max_tokens or length == 0
         if packed and (length <= capacity or is_empty):
             packed[-1].append(piece)

@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Literal
@@ -311,7 +311,9 @@ class SubwordTokenizer:
     def spell(self, text: str) -> str:
         """Normalize a text, and write characters outside the alphabet as bytes."""
         require_characters(text)
-        return self._outside_alphabet.sub(_bytes_of, normalize(text))
+        return self._outside_alphabet.sub(
+            lambda match: _bytes_of(match[0]), normalize(text)
+        )
 
 
 class WordTokenizer(SubwordTokenizer):
@@ -768,8 +770,9 @@ def _with_words(
     return SubwordTokenizer(library)
 
 
-def _bytes_of(match: re.Match[str]) -> str:
-    return "".join(BYTE_PIECES[b] for b in match[0].encode())
+@lru_cache(maxsize=10_000)
+def _bytes_of(character: str) -> str:
+    return "".join(BYTE_PIECES[b] for b in character.encode())
 
 
 def _text_of(match: re.Match[str]) -> str:
