@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import pytest
@@ -30,6 +31,17 @@ class Line(Connection):
 
     def send(self, message: object) -> None:
         self.received.append(message)
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of systems, which would take most of their time to import.
+
+    Tests of `Worker`, and of the command, spawn them.
+    """
+    monkeypatch.setattr(
+        "transduce.benchmark.measurement.get_context", lambda _: get_context("fork")
+    )
 
 
 @pytest.fixture(scope="session")

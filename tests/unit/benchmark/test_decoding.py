@@ -89,6 +89,7 @@ def environments(monkeypatch):
     return KnownWorker.environments
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_systems_find_the_same_translations(trained_checkpoint, corpus, monkeypatch):
     monkeypatch.setattr(known_peers, "default_processes", lambda _: 2)
     # Others differ from these by the name of a type alone.
@@ -142,6 +143,7 @@ def test_systems_find_the_same_translations(trained_checkpoint, corpus, monkeypa
     assert speed.advantage(greedy) == pytest.approx(best[True] / best[False])
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_systems_with_a_shortlist_are_compared_with_each_other(
     trained_checkpoint, corpus
 ):

@@ -117,6 +117,7 @@ def test_the_death_of_a_program_ends_a_turn_with_its_reason(task, stand_in, stac
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_workers")
 def test_marian_is_measured_beside_the_others(
     stand_in, marian_checkpoint, corpus, monkeypatch
 ):
