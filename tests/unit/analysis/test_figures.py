@@ -51,7 +51,7 @@ def labelled(
 
 
 def texts(figure: Figure) -> list[matplotlib.text.Text]:
-    figure.canvas.draw()  # type: ignore[no-untyped-call]
+    figure.draw_without_rendering()  # places texts as drawing does, in half the time
     found = figure.findobj(matplotlib.text.Text)
     return [each for each in found if each.get_visible() and each.get_text()]
 
