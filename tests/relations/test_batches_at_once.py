@@ -333,7 +333,7 @@ def test_guided_batches_follow_each_other(make_trainer, at_once):
 
 
 def test_updates_by_reward_compute_their_batches_one_by_one(make_trainer, at_once):
-    training = replace(TRAINING, reward="gleu", reward_steps=2)
+    training = replace(TRAINING, reward="gleu", reward_steps=2, reward_samples=2)
     trained(make_trainer(training=training, refinement=refinement_of(training)))
     assert 0 < len(at_once) <= TRAINING.steps - 2
 

@@ -1,4 +1,4 @@
-"""A run that is killed many times, also during saves, loses nothing."""
+"""Runs that are killed many times, also during saves, lose nothing."""
 
 import os
 import signal
@@ -20,6 +20,8 @@ from transduce.experiments.run_folder import RunFolder
 pytestmark = pytest.mark.usefixtures("quick_runs", "no_trials")
 
 KILLS = 30
+KILLS_OF_A_RUN = 15
+"""Kills that a run survives on average."""
 CPU = Hardware(device=torch.device("cpu"), dtype=torch.float32)
 TINY = PRESETS["tiny"]
 # Checkpoints are so frequent that saving takes about half of the time.
@@ -29,7 +31,7 @@ CONFIG = replace(
     batching=replace(
         TINY.batching, source_tokens=80, target_tokens=80, batch_tokens=40
     ),
-    training=replace(TINY.training, steps=300, checkpoint_steps=2, keep_checkpoints=3),
+    training=replace(TINY.training, steps=150, checkpoint_steps=2, keep_checkpoints=3),
 )
 
 
@@ -77,7 +79,7 @@ def names(run: Path) -> set[str]:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_run_killed_thirty_times_ends_at_the_same_weights(
+def test_runs_killed_thirty_times_end_at_the_same_weights(
     corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     source, target = ((path,) for path in corpus_files)
@@ -91,21 +93,21 @@ def test_a_run_killed_thirty_times_ends_at_the_same_weights(
     num_kills = 0
     while num_kills < KILLS:
         # Long enough to reach a checkpoint sometimes, too short to get far.
-        seconds = random.uniform(0, 2 * duration / KILLS)
+        seconds = random.uniform(0, 2 * duration / KILLS_OF_A_RUN)
         if is_done_within(files, killed, seconds):
             # The run ended early: the remaining kills hit a new run.
             killed.rename(killed.with_name(f"done-{num_kills}"))
             continue
         num_kills += 1
     assert is_done_within(files, killed, 100 * duration)
-    found, wanted = load_model(killed), load_model(whole)
-    assert found.step == wanted.step == CONFIG.training.steps
-    assert [
-        name
-        for name, weight in wanted.weights.items()
-        if not torch.equal(weight, found.weights[name])
-    ] == []
-    assert logged(killed) == logged(whole)
-    assert names(killed) == names(whole)
-    left = {path.name for path in killed.parent.iterdir()}
-    assert {name for name in left if not name.startswith("done-")} == {"killed"}
+    for run in killed.parent.iterdir():
+        assert run == killed or run.name.startswith("done-")
+        found, wanted = load_model(run), load_model(whole)
+        assert found.step == wanted.step == CONFIG.training.steps
+        assert [
+            name
+            for name, weight in wanted.weights.items()
+            if not torch.equal(weight, found.weights[name])
+        ] == []
+        assert logged(run) == logged(whole)
+        assert names(run) == names(whole)
