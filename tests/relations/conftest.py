@@ -1,10 +1,18 @@
-from collections.abc import Iterator
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing import get_context
+from types import SimpleNamespace
+from typing import IO
 
 import pytest
 import torch
 from torch import nn
 
+from transduce.cli import main
 from transduce.model.config import ModelConfig
 from transduce.model.transformer import Transformer
 
@@ -47,3 +55,66 @@ def model(request: pytest.FixtureRequest, tiny: ModelConfig) -> Iterator[Transfo
 @pytest.fixture(scope="module")
 def quick_runs(no_learning_curves: None, no_type_checks: None) -> None:
     """Draw no learning curves and check no types, which takes longer than training."""
+
+
+class ForkedProcess:
+    """Process of a command line of `transduce` that need not import PyTorch."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stderr: IO[bytes] | None,
+    ) -> None:
+        self._command = command
+        self._process = get_context("fork").Process(
+            target=run_as_new, args=(command, env, stderr)
+        )
+        self._process.start()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> None:
+        self._process.join(timeout)
+        if timeout is not None and self._process.is_alive():
+            raise subprocess.TimeoutExpired(self._command, timeout)
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def run_as_new(
+    command: Sequence[str], environment: Mapping[str, str], errors: IO[bytes] | None
+) -> None:
+    """Run a command line with the environment, signals and streams of a new process."""
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    if errors is not None:
+        os.dup2(errors.fileno(), 2)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    main(command[command.index("transduce") + 1 :])
+
+
+@pytest.fixture
+def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the processes of a training, which import for longer than they train.
+
+    Other tests start new ones: where they clip, are killed or belong to `torchrun`.
+    """
+    monkeypatch.setattr(
+        "transduce.cli.launching.subprocess",
+        SimpleNamespace(Popen=ForkedProcess, TimeoutExpired=subprocess.TimeoutExpired),
+    )

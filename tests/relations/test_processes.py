@@ -185,6 +185,7 @@ def assert_logs_agree(run: Path, expected: Path) -> None:
 
 
 # Runs of two processes are below: started by torchrun, and stopped and resumed.
+@pytest.mark.usefixtures("forked_processes")
 def test_several_processes_train_the_same_model_as_one(
     options: tuple[str, ...],
     alone: Path,
@@ -238,6 +239,7 @@ def test_two_processes_clip_lower_the_rate_and_sample_like_one(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_processes")
 def test_two_processes_train_mixtures_by_reward(
     corpus_files: tuple[Path, Path],
     tmp_path: Path,

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -232,6 +230,7 @@ def test_a_start_token_that_is_no_longer_learned_has_zeros_as_its_embedding(
         train(files, config(continued), tmp_path / "kept", CPU, start=continued)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_two_processes_train_a_model_further_like_one(
     imported: Path, corpus_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -247,17 +246,9 @@ def test_two_processes_train_a_model_further_like_one(
         *("--device", "cpu", "--precision", "fp32", "--set", *settings),
     )
     main([*command, "--out", str(tmp_path / "one")])
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "transduce", *command),
-            *("--out", str(tmp_path / "two"), "--devices", "2"),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--out", str(tmp_path / "two"), "--devices", "2"])
+    assert ended.value.code == 0
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, weight in one.items():
         torch.testing.assert_close(two[name], weight, rtol=1e-4, atol=1e-6)
