@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fork_server import ForkServer
+from fork_server import ForkServer, fork_server
 from transduce.checkpoint import Checkpoint, save_model
 from transduce.model_folder import MODEL_CONFIG, WEIGHTS
 from transduce.search_config import SearchConfig
@@ -32,6 +32,13 @@ VALUES: tuple[object, ...] = (
 
 
 Translate = Callable[[Path], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServer]:
+    """Process without PyTorch, in which each command takes half the time."""
+    with fork_server() as server:
+        yield server
 
 
 @pytest.fixture
