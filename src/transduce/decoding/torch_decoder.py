@@ -150,7 +150,7 @@ class _FusedLayer:
             else _FusedSelfAttention(layer, maps)
         )
         self._cross_query = maps.of_copy(_scaled_query(cross))
-        self._cross_attention = _FusedAttention(cross, maps)
+        self._cross_attention = _ProjectedAttention(cross, maps)
         self._cross_residual = _FusedResidual(layer.after_cross_attention)
         self._inner = maps.of(network.inner)
         self._activate = network.activate
@@ -186,7 +186,7 @@ class _FusedSelfAttention:
     def __init__(self, layer: DecoderLayer, maps: _LinearMaps) -> None:
         own = layer.self_attention
         self._query_key_value = maps.of_copy(_query_key_value(own))
-        self._attention = _FusedAttention(own, maps)
+        self._attention = _ProjectedAttention(own, maps)
         self._residual = _FusedResidual(layer.after_self_attention)
 
     def step(
@@ -231,7 +231,7 @@ class _FusedRecurrence:
         return residual.add(x, cell.relu().to(x.dtype))
 
 
-class _FusedAttention:
+class _ProjectedAttention:
     """Attention after the projections of queries, keys and values."""
 
     def __init__(self, attention: MultiHeadAttention, maps: _LinearMaps) -> None:

@@ -290,7 +290,7 @@ class SentencePieceTokenizer:
     def vocab_size(self) -> int:
         return len(self.vocabulary)
 
-    @property
+    @cached_property
     def language_tags(self) -> tuple[str, ...]:
         """Tags of target languages in the vocabulary, such as >>de<<."""
         return language_tags(self._ids)

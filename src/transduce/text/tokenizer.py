@@ -218,12 +218,12 @@ class SubwordTokenizer:
         """Splitter of text into words, whose borders no piece crosses."""
         return self._library.pre_tokenizer
 
-    @property
+    @cached_property
     def language_tags(self) -> tuple[str, ...]:
         """Tags of target languages in the vocabulary, such as >>de<<."""
         return language_tags(self._tags)
 
-    @property
+    @cached_property
     def corpus_tags(self) -> tuple[str, ...]:
         """Tags of corpora in the vocabulary, such as <bt>."""
         return corpus_tags(self._tags)

@@ -291,6 +291,15 @@ def test_the_tokenizer_of_a_model_has_the_tags_behind_its_pieces(tmp_path) -> No
     assert found.encode(">>de<< The dog")[0] == found.vocab_size - 1
 
 
+def test_a_vocabulary_is_searched_once_for_the_tags_that_each_source_is_checked_by(
+    tmp_path,
+) -> None:
+    found = tokenizer_of_model(write_model(tmp_path / "my.model", "byte pairs"))
+    assert found.language_tags is found.language_tags
+    tagged = found.trained_with([])
+    assert tagged.language_tags == ()
+
+
 def set_kind(message: Any) -> None:
     message.trainer_spec.model_type = 4
 
