@@ -21,7 +21,11 @@ from torch import Tensor, nn
 
 from transduce.architectures.config import DeepAttConfig
 from transduce.architectures.interface import CachedState, num_matrix_elements
-from transduce.architectures.recurrent import reordered, reversed_order
+from transduce.architectures.recurrent import (
+    at_least_one_position,
+    reordered,
+    reversed_order,
+)
 from transduce.model.attention import attention_weights
 from transduce.model.config import FORWARDS_PER_UPDATE
 from transduce.text.vocabulary import PAD
@@ -131,6 +135,7 @@ class DeepAtt(nn.Module):
 
     def encode(self, source: Int[Tensor, "batch source"]) -> DeepAttMemory:
         """Encode sources, padded with id 0."""
+        source = at_least_one_position(source)
         mask = source != PAD
         x = self.embedding(source)
         order = reversed_order(mask.sum(dim=1), source.size(1))
@@ -169,7 +174,7 @@ class DeepAtt(nn.Module):
         position to position; the others do not have to wait for the next token.
         """
         first, *others = self._decoder
-        y = self._embed_target(target_in)
+        y = self._embed_target(at_least_one_position(target_in))
         cells = self.config.d_model
         h = y.new_zeros(y.size(0), 1, cells)
         c = y.new_zeros(y.size(0), 1, cells, dtype=torch.float32)
@@ -187,7 +192,7 @@ class DeepAtt(nn.Module):
             f = layer.feed_forward(self._inputs(f, h))
             h = layer(f)
         dropped: Tensor = self.dropout(h)
-        return dropped
+        return dropped[:, : target_in.size(1)]
 
     def start(self, memory: DeepAttMemory) -> CachedState:
         """Return the state before the first step, with one hypothesis a sentence."""

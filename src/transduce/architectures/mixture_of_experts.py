@@ -25,6 +25,7 @@ from transduce.architectures.recurrent import (
     RecurrentMemory,
     RecurrentStack,
     TanhProductAttention,
+    at_least_one_position,
     initialize_biases,
     initialize_uniform,
     memory_of,
@@ -404,6 +405,7 @@ class MixtureRecurrent(RecurrentBase):
     def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
         """Encode sources, padded with id 0."""
         self.auxiliary_loss()  # clear the loss of an interrupted pass
+        source = at_least_one_position(source)
         mask = padding_mask(source, PAD)
         is_token = mask[:, 0, 0]
         x = self.dropout(self.embedding(source))
@@ -436,13 +438,14 @@ class MixtureRecurrent(RecurrentBase):
         self, target_in: Int[Tensor, "batch target"], memory: RecurrentMemory
     ) -> Float[Tensor, "batch target d_model"]:
         """Return the decoder's states at all positions of the targets."""
-        x = self.dropout(self.embed_target(target_in))
+        read = at_least_one_position(target_in)
+        x = self.dropout(self.embed_target(read))
         attended = self.attentive(x, memory, memory.initial[:, :1])
         x = x + self.dropout(attended.outputs)
-        x = self._mix(x, self.decoder_mixture, target_in != PAD)
+        x = self._mix(x, self.decoder_mixture, read != PAD)
         for layer in self.upper_decoder:
             x = x + self.dropout(layer(x)[0])
-        return x
+        return x[:, : target_in.size(1)]
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"], state: CachedState

@@ -311,6 +311,16 @@ class RecurrentEncoder(nn.Module):
         return EncoderStates(states, first_backward, last if with_last else None)
 
 
+def at_least_one_position(
+    ids: Int[Tensor, "batch length"],
+) -> Int[Tensor, "batch positions"]:
+    """Return the ids, with a column of padding if they have no column.
+
+    PyTorch's recurrences refuse a sequence without positions.
+    """
+    return ids if ids.size(1) else functional.pad(ids, (0, 1), value=PAD)
+
+
 def reversed_order(
     lengths: Int[Tensor, " batch"], size: int
 ) -> Int[Tensor, "batch {size}"]:
@@ -732,6 +742,7 @@ class RecurrentModel(RecurrentBase):
 
     def encode(self, source: Int[Tensor, "batch source"]) -> RecurrentMemory:
         """Encode sources, padded with id 0."""
+        source = at_least_one_position(source)
         mask = padding_mask(source, PAD)
         encoded: EncoderStates = self.encoder(
             self.embedding(source),
@@ -764,13 +775,13 @@ class RecurrentModel(RecurrentBase):
         self, target_in: Int[Tensor, "batch target"], memory: RecurrentMemory
     ) -> Float[Tensor, "batch target output_width"]:
         """Return the vectors at all positions that `output_weight` is multiplied by."""
-        embedded = self.embed_target(target_in)
+        embedded = self.embed_target(at_least_one_position(target_in))
         count = len(self.attentive.stack.layers)
         attended = self.attentive(embedded, memory, memory.initial[:, :count])
         states = attended.outputs
         if self.upper is not None:
             states, _ = self.upper(states, memory.initial[:, count:], attended.contexts)
-        return self._read_out(states, embedded, attended)
+        return self._read_out(states, embedded, attended)[:, : target_in.size(1)]
 
     def step(
         self, last_ids: Int[Tensor, "sentences group"], state: CachedState

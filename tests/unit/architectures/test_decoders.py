@@ -225,3 +225,12 @@ def test_a_batch_without_sentences_has_logits_of_none(
     assert logits_of(one, no_source, no_target).shape == (*no_target.shape, vocabulary)
     state = one.start(one.encode(no_source))
     assert one.step(no_target[:, :1], state).shape == (0, 1, vocabulary)
+
+
+@torch.no_grad()
+def test_sequences_without_positions_are_read(model: TransductionModel) -> None:
+    nothing = SOURCE[:, :0]
+    logits = logits_of(model, nothing, TARGET)
+    assert logits.isfinite().all()
+    assert logits.shape == logits_of(model, SOURCE, TARGET).shape
+    assert logits_of(model, SOURCE, nothing).shape == (3, 0, logits.size(-1))
