@@ -89,11 +89,11 @@ def read_shortlist(
             file.seek(0)
             if is_packed:
                 file = stack.enter_context(gzip.GzipFile(fileobj=file))
-            beginning = file.read(len(MARK))
-            if beginning == MARK:
+            if file.read(len(MARK)) == MARK:
                 lexicon = _read_binary(file, source, target)
             else:
-                lexicon = _read_text(beginning, file, source, target, limits)
+                file.seek(0)
+                lexicon = _read_text(file, source, target, limits)
     except (OSError, ValueError, EOFError, zlib.error, MemoryError) as error:
         raise CheckpointError(
             f"{path}: the shortlist is missing, damaged or of another model "
@@ -183,21 +183,17 @@ def _checksum(content: bytes) -> int:
 
 
 def _read_text(
-    beginning: bytes,
-    file: io.BufferedIOBase,
-    source: Rows,
-    target: Rows,
-    limits: Limits,
+    file: io.BufferedIOBase, source: Rows, target: Rows, limits: Limits
 ) -> _Lexicon:
-    """Read a text after its beginning, and keep the best targets of each source."""
+    """Read a text, and keep the best targets of each source."""
     ids = [
         {piece.encode(): i for i, piece in enumerate(rows.pieces)}
         for rows in (source, target)
     ]
     sources, targets, probabilities = array("i"), array("i"), array("f")
     number = 0
-    while line := beginning + file.readline(MAX_LINE_BYTES):
-        beginning, number = b"", number + 1
+    while line := file.readline(MAX_LINE_BYTES):
+        number += 1
         if not (fields := line.split()):
             continue
         if len(fields) != 3 or not 0 <= (probability := _number(fields[2])) <= 1:

@@ -288,7 +288,8 @@ def test_candidates_are_those_of_marian(
         "NULL x 0.5\n",
         f"{target[8]} NULL 1\n",
     ]
-    text = "".join([*lines, *others]).encode()
+    # The first line is shorter than the mark of a binary file.
+    text = "".join(["a b 0\n", *lines, *others]).encode()
     content = {
         "binary": marian_npz.binary_lexicon(first, lists),
         "text": text,
