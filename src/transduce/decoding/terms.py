@@ -228,30 +228,30 @@ class _Draft:
         for k in range(max(len(each.term.forms) for each in places)):
             for place in places:
                 place.form = place.term.forms[min(k, len(place.term.forms) - 1)]
-            text, starts = self.written_with_starts()
-            own = [starts[self.places.index(each)] for each in places]
+            text, spans = self.written_with_spans()
+            own = [spans[self.places.index(each)][0] for each in places]
             variants.append(_Variant(text, own))
         return variants
 
     def placed_terms(self) -> tuple[PlacedTerm, ...]:
         """Return the terms with their places in the source and the translation."""
-        _, starts = self.written_with_starts()
+        _, spans = self.written_with_spans()
         return tuple(
             PlacedTerm(
                 text=self.source[place.term.start : place.term.end],
                 source=(place.term.start, place.term.end),
-                target=(start, start + len(place.form)),
+                target=(start, end),
             )
-            for place, start in zip(self.places, starts, strict=True)
+            for place, (start, end) in zip(self.places, spans, strict=True)
         )
 
     def written(self) -> str:
         """Return the translation with all terms in their forms."""
-        return self.written_with_starts()[0]
+        return self.written_with_spans()[0]
 
-    def written_with_starts(self) -> tuple[str, list[int]]:
-        """Return the translation with all terms, and where each of them begins."""
-        text, end, starts = "", 0, []
+    def written_with_spans(self) -> tuple[str, list[Span]]:
+        """Return the translation with all terms, and the place of each of them."""
+        text, end, spans = "", 0, []
         for place in self.places:
             text += self._text[end : place.start]
             is_added = place.start == place.end
@@ -260,14 +260,15 @@ class _Draft:
                 text = text.rstrip()
                 text += space_between(text, place.form)
             is_small = text or place.term.is_kept or self._text[0].islower()
-            starts.append(len(text))
+            start = len(text)
             text += place.form if is_small else capitalized(place.form)
+            spans.append((start, len(text)))  # ß, as a capital, has two letters
             end = place.end
             if is_added and not is_before_mark:
                 rest = self._text[end:].lstrip()
                 text += space_between(text, rest)
                 end = len(self._text) - len(rest)
-        return text + self._text[end:], starts
+        return text + self._text[end:], spans
 
 
 def _choose_forms(
