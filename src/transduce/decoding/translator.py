@@ -67,6 +67,7 @@ from transduce.errors import (
     VersionError,
     counted,
     packages_for,
+    shortened,
     warn_caller,
 )
 from transduce.files import path_of
@@ -114,6 +115,9 @@ if TYPE_CHECKING:
     import transduce.decoding.parser
     import transduce.decoding.torch_model
 
+LONGEST_SCORED = 4_000
+"""Maximum length of a source or target that is scored: time and memory grow with the
+square of the length, and no part of a pair can be scored alone."""
 SAMPLE_BYTES = 48
 """Bytes of memory per sample and token of the vocabulary: logits, probabilities, and
 their sorted and cumulative copies."""
@@ -699,7 +703,8 @@ class Translator:
         Raises
         ------
         RequestError
-            Sources and targets are not equally many, or the model parses.
+            Sources and targets are not equally many, one has more than 4,000 tokens, or
+            the model parses.
         CheckpointError
             The model outputs NaN.
         """
@@ -721,6 +726,7 @@ class Translator:
         _require_equally_many(sources, targets)
         source_ids = self.source_ids(sources)
         target_ids = self.tokenizer.encode_targets(targets)
+        _require_scorable([*sources, *targets], [*source_ids, *target_ids])
         scores = score_pairs(self.models, source_ids, target_ids, self.batch_positions)
         for number, score in scores:
             require_numbers([score.log_probability])
@@ -975,6 +981,17 @@ def _require_equally_many(sources: Sequence[str], targets: Sequence[str]) -> Non
             "Sources and targets must be equally many, but are "
             f"{len(sources)} and {len(targets)}."
         )
+
+
+def _require_scorable(texts: Sequence[str], ids: Sequence[list[int]]) -> None:
+    """Raise `RequestError` for a text that is too long to be scored."""
+    for text, own in zip(texts, ids, strict=True):
+        if len(own) > LONGEST_SCORED:
+            raise RequestError(
+                f"A source or target must have at most {LONGEST_SCORED:,} tokens to "
+                f"be scored, but {shortened(text)} has {len(own):,}; divide it, and "
+                "its counterpart in the same way."
+            )
 
 
 def require_translation(translator: Translator) -> None:

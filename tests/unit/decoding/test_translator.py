@@ -24,6 +24,7 @@ from transduce.decoding import backend, torch_model
 from transduce.decoding.native_decoder import DecodingPrecision, PrecisionChoice
 from transduce.decoding.translations import Pace, Translation
 from transduce.decoding.translator import (
+    LONGEST_SCORED,
     VERSION_KEY,
     Translator,
     interdependent_lines,
@@ -584,6 +585,17 @@ def test_targets_are_scored_in_their_order(translator: Translator) -> None:
     assert [s.log_probability for s in together] == pytest.approx(
         [s.log_probability for s in alone], abs=1e-4
     )
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_pair_that_would_take_hours_is_not_scored(
+    translator: Translator, side: int
+) -> None:
+    pair = ["one two", "eins zwei"]
+    pair[side] = "one " * (LONGEST_SCORED + 1)
+    message = r"must have at most 4,000 tokens to be scored, but 'one one .*…' has \d"
+    with pytest.raises(RequestError, match=message):
+        translator.score(["one", pair[0]], ["eins", pair[1]])
 
 
 def test_a_stream_without_end_is_translated_a_window_at_a_time(
