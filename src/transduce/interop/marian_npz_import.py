@@ -21,6 +21,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from os.path import lexists
 from pathlib import Path
@@ -303,18 +304,27 @@ def _weights_in(folder: Path) -> list[Path]:
 
 def _settings_in(folder: Path) -> list[Path]:
     """List the files of settings, the most certain first."""
-    found = (path for pattern in SETTINGS for path in sorted(folder.glob(pattern)))
+    # A pattern without a star would leave out a link that leads nowhere.
+    names = sorted(path.name for path in folder.glob("*"))
+    found = (
+        folder / name
+        for pattern in SETTINGS
+        for name in names
+        if fnmatchcase(name, pattern)
+    )
     return [*dict.fromkeys(found)]
 
 
 def _chosen(folder: Path, weights: Sequence[Path], settings: Sequence[Path]) -> Files:
     """Return the first settings that name weights that are there, with these.
 
-    If no settings name any, the weights must be the only ones, or the only model.npz
-    beside files that were made of it.
+    If no settings name any, the first ones count, and the weights must be the only
+    ones, or the only model.npz beside files that were made of it.
     """
-    read = [(path, read_options(_text(path), path)) for path in settings]
-    for path, options in read:
+    read: list[tuple[Path, Options]] = []
+    for path in settings:  # those behind the chosen ones may be anything
+        options = read_options(_text(path), path)
+        read.append((path, options))
         names = {Path(name).name for name in _listed(options, "models")}
         named = [each for each in weights if each.name in names]
         if len(named) == 1:

@@ -19,7 +19,11 @@ from transduce.checkpoint import load_model
 from transduce.errors import CheckpointError, RequestError
 from transduce.foreign_models import is_marian
 from transduce.interop.marian_binary import read_binary
-from transduce.interop.marian_npz_import import differing_options, import_marian
+from transduce.interop.marian_npz_import import (
+    differing_options,
+    find_files,
+    import_marian,
+)
 
 SENTENCES = ["The dog runs.", "A cat sees the old house.", "the the"]
 TARGETS = ["Der Hund rennt.", "Eine Katze sieht das Haus und das Haus.", ""]
@@ -225,6 +229,21 @@ def test_a_model_is_named_by_its_folder_settings_or_weights(
     (folder / "config.b.yml").unlink()
     with pytest.raises(RequestError, match=r"model.b.bin, .*; name one of these files"):
         import_marian(folder, tmp_path / "model", SENTENCES)
+
+
+def test_settings_behind_those_that_name_the_weights_may_be_anything(
+    student: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder = copied(student, tmp_path / "marian")
+    [weights] = folder.glob("*.bin")
+    settings = folder / "decoder.yml"
+    settings.write_text(f"models: [{weights.name}]\nvocabs: {TWO}\nnormalize: 0.5\n")
+    (folder / "config.pipeline.yml").write_text("experiment\n")
+    assert find_files(folder).settings_path == settings
+    settings.unlink()
+    settings.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="decoder.yml: the file is missing or"):
+        find_files(folder)
 
 
 def test_vocabularies_of_models_for_browsers_are_found(

@@ -519,14 +519,17 @@ def test_long_options_are_read_in_linear_time(text: str) -> None:
     assert time.process_time() - start < 10
 
 
-def test_options_of_decoding_that_are_not_obeyed_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "decoder.yml").write_text(
+def test_options_of_decoding_that_are_not_obeyed_are_reported(
+    tied: Path, tmp_path: Path
+) -> None:
+    folder = changed(tied, tmp_path / "marian", {})
+    (folder / "decoder.yml").write_text(
         "\ufeffword-penalty: 0.5\nshortlist:\n  - lex.gz\n  - 50\nn-best: false\n",
         encoding="utf-8",
     )
-    penalty, shortlist = differing_options(tmp_path)
+    penalty, shortlist = differing_options(folder)
     assert "the option `word-penalty` = 0.5 is not applied as in Marian" in penalty
-    assert "`transduce shortlist` makes one" in shortlist
+    assert "the shortlist lex.gz is not in the folder" in shortlist
 
 
 @pytest.mark.parametrize("name", ["decoder.yml", "config.yml", "model.npz.yml"])
