@@ -112,7 +112,9 @@ def _links(
     pairs = [(found[i][0].sentence or "", found[i][1].text) for i in tagged]
     links: list[WordLinks | None] = [None] * len(found)
     for i, each in zip(tagged, attended_links(translator, pairs), strict=True):
-        links[i] = each
+        segment, translation = found[i]
+        terms = translation.placed_terms
+        links[i] = each and each.with_terms(segment.sentence or "", terms)
     return links
 
 
@@ -155,8 +157,6 @@ def written(
     `links` place its tags: those of the translation, then of each alternative.
     """
     texts = texts_of(translation)
-    sentence, terms = segment.sentence or "", translation.placed_terms
-    links = [each and each.with_terms(sentence, terms) for each in links]
     if format == "html":
         from transduce.text.markup import written_html  # with the extra serve
 

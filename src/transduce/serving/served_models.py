@@ -164,18 +164,17 @@ class ServedModel:
         found = {name: self._nearest_glossary(name, target) for name in names}
         return {name: terms for name, terms in found.items() if terms is not None}
 
-    def step(self, target: str | None, corpus_tag: str, glossary: str | None) -> Step:
+    def step(self, target: str, corpus_tag: str, glossary: str | None) -> Step:
         """Return the model's work for a request, with what it has of the request's.
 
-        By default the target language is the model's own, and the glossary the default
-        one. The tag of a corpus that the model lacks is left out, and so is a glossary
-        of another name.
+        By default the glossary is the default one. The tag of a corpus that the model
+        lacks is left out, and so is a glossary of another name.
         """
-        own = best_match(target or self.target, self.targets) or self.target
+        own = best_match(target, self.targets) or self.target
         has_tag = corpus_tag in self.queue.translator.tokenizer.corpus_tags
         return Step(
             queue=self.queue,
-            language_tag=self.tag_for(target or self.target),
+            language_tag=self.tag_for(target),
             corpus_tag=corpus_tag if has_tag else "",
             glossary=None
             if glossary == NO_GLOSSARY
@@ -411,7 +410,7 @@ class Route:
         Each of two models uses the tag of a corpus and the glossary if it has them.
         Raises `RequestError` for a tag or a glossary that no model has.
         """
-        into = best_match(target or self.target, self.targets) or self.target
+        into = self.into(target)
         tag = (
             "" if corpus_tag is None else find_corpus_tag(corpus_tag, self.corpus_tags)
         )

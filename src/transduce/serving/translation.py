@@ -36,7 +36,7 @@ from transduce.serving.request_queue import (
     when_done,
 )
 from transduce.text.glossary import Glossary
-from transduce.text.inline_tags import WordLinks
+from transduce.text.inline_tags import PlacedTerm, WordLinks
 from transduce.text.splitting import Segment, sentences
 from transduce.text.tokenizer import tagged
 
@@ -95,8 +95,19 @@ class TranslatedSentence:
 
     translation: Translation
     """Translation by the last model."""
-    pivot: str | None = None
-    """The sentence in the pivot language, which the last model read; None without."""
+    into_pivot: Translation | None = None
+    """Translation into the pivot language, which the last model read; None without."""
+
+    @property
+    def pivot(self) -> str | None:
+        """The sentence in the pivot language; None without one."""
+        return None if self.into_pivot is None else self.into_pivot.text
+
+    @property
+    def may_lack_terms(self) -> bool:
+        """Whether terms of a model's glossary may be missing in its translation."""
+        several = (self.into_pivot, self.translation)
+        return any(each.may_lack_terms for each in several if each is not None)
 
 
 def require_few_characters(texts: Iterable[str], most: int) -> None:
@@ -168,12 +179,13 @@ def _translated_at_once(translation: Translation) -> TranslatedSentence:
 def _translate_on(
     step: Step,
     enqueue: Callable[[str], Future[Translation]],
-    pivot: Translation,
+    into_pivot: Translation,
 ) -> Future[TranslatedSentence]:
     """Translate the result of the first model by a second one."""
-    found = enqueue(step.tagged(pivot.text))
+    found = enqueue(step.tagged(into_pivot.text))
     return when_done(
-        found, lambda last: TranslatedSentence(translation=last, pivot=pivot.text)
+        found,
+        lambda last: TranslatedSentence(translation=last, into_pivot=into_pivot),
     )
 
 
@@ -197,14 +209,24 @@ async def translate_documents(
             future.cancel()
     pairs = list(zip(sentence_segments, found, strict=True))
     links = await _links(steps, pairs, deadline)
-    translations = [each.translation for each in found]
-    write = partial(written, options.format)
+    write = partial(_written, options.format)
     pieces = await in_thread(
-        deadline, lambda: list(map(write, sentence_segments, translations, links))
+        deadline, lambda: list(map(write, sentence_segments, found, links))
     )
     # Each document takes its own results from these.
-    results = zip(pieces, (each.text for each in translations), strict=True)
+    results = zip(pieces, (each.translation.text for each in found), strict=True)
     return [_joined_document(document, results) for document in split_documents]
+
+
+def _written(
+    format: Format,
+    segment: Segment,
+    found: TranslatedSentence,
+    links: Sequence[WordLinks | None],
+) -> TranslatedSegment:
+    """Return a sentence's translations as `written`, with what all steps know of it."""
+    piece = written(format, segment, found.translation, links)
+    return replace(piece, pivot=found.pivot, may_lack_terms=found.may_lack_terms)
 
 
 def _joined_document(
@@ -238,8 +260,7 @@ async def translated_segments(
         piece, text = copied(segment), ""
         if found is not None:
             [links] = await _links(steps, [(segment, found)], deadline)
-            piece = written(format, segment, found.translation, links)
-            piece = replace(piece, pivot=found.pivot)
+            piece = _written(format, segment, found, links)
             text = found.translation.text
         for each in joiner.add(segment, piece, text):
             yield each
@@ -282,28 +303,44 @@ async def _links(
     read = [segment.sentence or "" for segment, _ in found]
     into_pivot: dict[int, WordLinks | None] = {}
     if len(steps) > 1:
-        pairs = [(read[i], found[i][1].pivot or "") for i in tagged]
-        linked = await _linked(steps[0], pairs, deadline)
+        first = [
+            (read[i], each.text, each.placed_terms)
+            for i in tagged
+            if (each := found[i][1].into_pivot) is not None
+        ]
+        linked = await _linked(steps[0], first, deadline)
         into_pivot = dict(zip(tagged, linked, strict=True))
         read = [each.pivot or "" for _, each in found]
     places = [(i, k) for i in tagged for k in range(len(texts[i]))]
-    pairs = [(read[i], texts[i][k]) for i, k in places]
-    linked = await _linked(steps[-1], pairs, deadline)
-    for (i, k), last in zip(places, linked, strict=True):
-        links[i][k] = last
+    last = [
+        (read[i], texts[i][k], found[i][1].translation.placed_terms) for i, k in places
+    ]
+    linked = await _linked(steps[-1], last, deadline)
+    for (i, k), own in zip(places, linked, strict=True):
+        links[i][k] = own
         if i in into_pivot:
-            first = into_pivot[i]
-            links[i][k] = None if first is None or last is None else first.then(last)
+            before = into_pivot[i]
+            links[i][k] = None if before is None or own is None else before.then(own)
     return links
 
 
 async def _linked(
-    step: Step, pairs: Sequence[tuple[str, str]], deadline: Deadline
+    step: Step,
+    translated: Sequence[tuple[str, str, Sequence[PlacedTerm]]],
+    deadline: Deadline,
 ) -> list[WordLinks | None]:
-    """Return the word links of each sentence and its translation by a step."""
+    """Return the word links of each sentence to its translation by a step.
+
+    The terms of its glossary are linked as they are placed.
+    """
     links: list[WordLinks | None] = []
-    for start in range(0, len(pairs), LINKED_AT_ONCE):
-        chosen = pairs[start : start + LINKED_AT_ONCE]
-        link = partial(attended_links, step.reader, chosen)
-        links += await step.queue.run(link, deadline, is_new=False)
+    for start in range(0, len(translated), LINKED_AT_ONCE):
+        chosen = translated[start : start + LINKED_AT_ONCE]
+        pairs = [(sentence, text) for sentence, text, _ in chosen]
+        link = partial(attended_links, step.reader, pairs)
+        found = await step.queue.run(link, deadline, is_new=False)
+        links += [
+            each and each.with_terms(sentence, terms)
+            for each, (sentence, _, terms) in zip(found, chosen, strict=True)
+        ]
     return links

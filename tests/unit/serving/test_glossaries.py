@@ -233,7 +233,7 @@ def test_the_glossary_with_the_nearest_languages_counts(
         source=source,
         target=target,
     )
-    found = model.step(None, "", "law").glossary
+    found = model.step(model.target, "", "law").glossary
     assert found is not None
     assert found.terms_in("two")[0].forms == (form,)
 

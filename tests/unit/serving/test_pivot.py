@@ -10,6 +10,7 @@ import pytest
 
 from serving_client import RunningServer, running, served
 from transduce.checkpoint import Checkpoint
+from transduce.decoding.alignment import MAX_ALIGNED_TOKENS
 from transduce.decoding.translator import Translator
 from transduce.errors import ConfigError
 from transduce.search_config import SearchConfig
@@ -209,6 +210,52 @@ def test_each_model_uses_the_glossary_of_its_languages(
             "`glossary` must be a glossary from de to fr (law, default, none), but is "
             "'x'."
         )
+
+
+def test_tags_stay_around_the_words_for_terms_of_both_models(
+    trained_checkpoint: Checkpoint, other_checkpoint: Checkpoint
+) -> None:
+    glossaries = (
+        glossary("default", "two", "zwo", "de", "en"),
+        glossary("default", "zwo", "deux", "en", "fr"),
+    )
+    models = [
+        replace(served(checkpoint, name), glossaries=glossaries)
+        for checkpoint, name in (
+            (trained_checkpoint, "de-en"),
+            (other_checkpoint, "en-fr"),
+        )
+    ]
+    with running(models, pivots=["en"]) as server:
+        for html in ("<b>two</b> one five", "five <b>two</b> one", "one <b>two</b>"):
+            body = {"q": html, **DE_FR, "format": "html"}
+            found = server.post("/translate", body).json["translatedText"]
+            assert "<b>deux</b>" in found
+            body = {"q": html, "model": NAME, "format": "html"}
+            [line] = lines_of(server.post("/v1/translate", body).body)
+            assert line["translation"] == found
+
+
+def test_an_answer_tells_that_terms_of_the_first_model_may_be_missing(
+    trained_checkpoint: Checkpoint,
+) -> None:
+    unaligned = SearchConfig(
+        beam_size=1, min_length=MAX_ALIGNED_TOKENS, max_length=MAX_ALIGNED_TOKENS + 50
+    )
+    short = SearchConfig(beam_size=1, max_length=3)
+    models = [
+        replace(
+            served(replace(trained_checkpoint, search=search), name),
+            glossaries=(glossary("default", "two", "zwo", "de", "en"),),
+        )
+        for search, name in ((unaligned, "de-en"), (short, "en-fr"))
+    ]
+    with running(models, pivots=["en"]) as server:
+        answer = server.post("/translate", {"q": ["one", "two"], **DE_FR}).json
+        assert answer["mayLackTerms"] == [False, True]
+        body = {"q": "one\ntwo", "model": NAME}
+        lines = lines_of(server.post("/v1/translate", body).body)
+        assert [each["may_lack_terms"] for each in lines] == [False, False, True]
 
 
 def test_a_model_of_several_languages_translates_from_the_pivot_and_into_it(
