@@ -187,20 +187,37 @@ def divided(text: str, shares: Sequence[float]) -> list[int]:
     found, places = [0], list(_places_to_cut(text))
     first = 0
     for number, share in enumerate(shares):
-        last = len(places) - (len(shares) - number - 1)
-        candidates = range(first, max(last, first + 1))[: len(places) - first]
-        if not candidates:
+        if first == len(places):
             found.append(len(text))
             continue
-
-        def distance(i: int, wanted: float = share * len(text)) -> float:
-            before = text[max(places[i] - 2, 0) : places[i]].rstrip()[-1:]
-            return abs(places[i] - wanted) * (0.5 if before in SENTENCE_MARKS else 1)
-
-        best = min(candidates, key=distance)
+        last = max(len(places) - (len(shares) - number - 1), first + 1)
+        best = _best_cut(text, places, first, last, share * len(text))
         found.append(places[best])
         first = best + 1
     return [*found, len(text)]
+
+
+def _best_cut(
+    text: str, places: Sequence[int], first: int, last: int, wanted: float
+) -> int:
+    """Return the number of the place to cut that is best for a wanted one.
+
+    It is from `first`, and below `last`. A mark before a place halves its distance, so
+    that none is better that is more than twice as far as the nearest.
+    """
+    after = bisect_left(places, wanted, first, last)
+    beside = places[max(after - 1, first) : min(after + 1, last)]
+    most = 2 * min(abs(place - wanted) for place in beside)
+    candidates = range(
+        bisect_left(places, wanted - most, first, last),
+        bisect_right(places, wanted + most, first, last),
+    )
+
+    def distance(i: int) -> float:
+        before = text[max(places[i] - 2, 0) : places[i]].rstrip()[-1:]
+        return abs(places[i] - wanted) * (0.5 if before in SENTENCE_MARKS else 1)
+
+    return min(candidates, key=distance)
 
 
 def _places_to_cut(text: str) -> Iterator[int]:
@@ -399,18 +416,22 @@ def _elements(
     """Build elements from the tags of a sentence, each within one line.
 
     A tag without a partner on its line stands by itself, and so does each of too many.
+    Tags that are open within another end with it, such as <br>.
     """
     partners: dict[int, int] = {}
-    opened: list[int] = []
+    opened: list[tuple[str, int]] = []
     line = 0
     for i, (at, tag) in enumerate(tags[:MAX_NESTED]):
         if line != (line := bisect_left(borders, at, key=_end)):
             opened.clear()
         name = NAME.match(tag)
         if name and not name[1]:
-            opened.append(i)
-        elif name and opened and tags[opened[-1]][1].startswith(f"<{name[2]}"):
-            partners[opened.pop()] = i
+            opened.append((name[2], i))
+        elif name:
+            same = [k for k, (each, _) in enumerate(opened) if each == name[2]]
+            if same:
+                partners[opened[same[-1]][1]] = i
+                del opened[same[-1] :]
     return _nested(tags, partners, 0, len(tags))
 
 

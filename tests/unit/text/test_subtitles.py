@@ -104,6 +104,18 @@ def test_webvtt_keeps_notes_styles_settings_and_references() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("one <b>two<br>three</b> four", "Und eins <b>zwei<br></b> drei vier"),
+        ("one <i>two <b>three</i> four", "Und <i>eins <b>zwei drei</i> vier"),
+        ("one <c.red>two</c> three four", "Und <c.red>eins</c> zwei drei vier"),
+    ],
+)
+def test_a_tag_ends_with_the_next_of_its_own_name(line: str, expected: str) -> None:
+    assert translated(cue(1, line), all="Und eins zwei drei vier") == cue(1, expected)
+
+
+@pytest.mark.parametrize(
     ("texts", "starts", "expected"),
     [
         (["Well, then", "we left."], [1, 2], ["Well, then we left."]),
@@ -231,4 +243,4 @@ def test_a_row_of_hostile_text_comes_back(row: str) -> None:
     segments = split_subtitles(document, "en", is_escaped=True)
     assert "".join(each.text for each in segments) == document
     for each in segments:
-        written_subtitles(each, "Ein Wort. " * 20, is_escaped=True)
+        written_subtitles(each, "Ein Wort. " * 1_000, is_escaped=True)
