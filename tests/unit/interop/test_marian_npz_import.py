@@ -462,13 +462,16 @@ def test_options_are_read_as_yaml_writes_them() -> None:
 
 
 @pytest.mark.parametrize("value", ["true", "True", "YES", "on"])
-def test_truth_values_are_read_as_yaml_has_them(tmp_path: Path, value: str) -> None:
+def test_truth_values_are_read_as_yaml_has_them(
+    tied: Path, tmp_path: Path, value: str
+) -> None:
     text = f'"allow-unk": {value}\nn-best: No\ntransformer-preprocess: n\n'
     assert read_options(text, tmp_path) == {
         "allow-unk": "true", "n-best": "false", "transformer-preprocess": "n",
     }  # fmt: skip
-    (tmp_path / "decoder.yml").write_text(text)
-    assert differing_options(tmp_path) == []
+    folder = changed(tied, tmp_path / "marian", {})
+    (folder / "decoder.yml").write_text(text)
+    assert differing_options(folder) == []
 
 
 @pytest.mark.parametrize(
