@@ -49,9 +49,9 @@ def test_the_attention_of_an_imported_model_is_shown(
     succeeds: Callable[..., str], imported: Path, tmp_path: Path
 ) -> None:
     page = tmp_path / "page.html"
-    succeeds("attention", imported, "--source", "The dog runs.", "--out", page)
+    succeeds("attention", imported, "--source", ">>deu<< The dog runs.", "--out", page)
     text = page.read_text(encoding="utf-8")
-    assert '<dd dir="auto">The dog runs.</dd>' in text
+    assert "The dog runs.</dd>" in text
     assert "encoder-decoder 2.2" in text
 
 
@@ -62,7 +62,7 @@ def test_the_heads_of_an_imported_model_are_surveyed(
     tmp_path: Path,
 ) -> None:
     for side in ("source", "target"):
-        (tmp_path / side).write_text("The dog runs.\nA cat.\n")
+        (tmp_path / side).write_text(">>deu<< The dog runs.\n>>deu<< A cat.\n")
     files = ("--source", tmp_path / "source", "--target", tmp_path / "target")
     printed = succeeds("heads", imported, *files, "--out", tmp_path / "heads")
     assert "Pruning" in printed
@@ -89,7 +89,7 @@ def test_a_failed_proof_names_the_folder(
 def test_an_imported_model_translates(
     command: Callable[..., Any], imported: Path, beam_size: int, warned_of: str
 ) -> None:
-    lines = b"The dog runs.\n\n>>deu<< A cat.\n"
+    lines = b">>deu<< The dog runs.\n\n>>deu<< A cat.\n"
     options = ["--beam-size", beam_size, "--min-length", 3, "--jsonl"]
     outcome = command("translate", imported, *options, stdin=lines)
     assert outcome.code == 0
