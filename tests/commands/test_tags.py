@@ -43,7 +43,7 @@ def test_the_tags_are_those_of_training(tagged_checkpoint: Checkpoint) -> None:
         pair.source
     ]
     # No text gives the tag.
-    [without] = translator.source_ids(["<law> one two"])
+    [without] = translator.into("fr").source_ids(["<law> one two"])
     assert tokenizer.tag_id("<law>") not in without
 
 

@@ -152,7 +152,8 @@ class ByteNet(nn.Module):
         # characters, so that the encoding depends on the source alone.
         lengths = (source != PAD).sum(dim=1)
         unfolded = (lengths.double() * self.config.unfolding).ceil().long()
-        width = max([source.size(1), *unfolded.tolist()])
+        longest = int(unfolded.max()) if len(unfolded) else 0
+        width = max(longest, source.size(1))
         position = torch.arange(width, device=source.device)
         mask = position < lengths[:, None]
         is_inside = (position < unfolded[:, None])[..., None]

@@ -208,7 +208,7 @@ def test_settings_that_change_nothing_are_not_reported(tmp_path: Path) -> None:
         ({"length_penalty": True}, CheckpointError, "must be a number, but is True"),
         ({"length_penalty": 10**400}, RequestError, "must be at most 10, but is inf"),
         ({"length_penalty": -math.inf}, RequestError, "at least 0, but is -inf"),
-        ({"length_penalty": math.nan}, RequestError, "0 to 10, but is nan"),
+        ({"length_penalty": math.nan}, RequestError, "at least 0, but is nan"),
         ({"repetition_penalty": 0}, RequestError, "must be above 0 and at most 1,000"),
         ({"bad_words_ids": [3]}, CheckpointError, "must be lists of ids, but one is 3"),
         ({"bad_words_ids": {"a": 1}}, CheckpointError, "must be lists of ids"),

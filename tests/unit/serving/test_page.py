@@ -1037,7 +1037,7 @@ def test_the_interface_works_without_network(page: Page, http: RunningServer) ->
     expect(form.locator(".answer")).to_contain_text('"translatedText"')
     stream = page.locator('form[data-path="/v1/translate"]')
     stream.get_by_role("button").click()
-    expect(stream.locator(".answer")).to_contain_text('"alternatives":[]}')
+    expect(stream.locator(".answer")).to_contain_text('"alternatives":[]')
     health = page.locator('form[data-path="/health"]')
     health.get_by_role("button").click()
     expect(health.locator(".answer")).to_contain_text('"ok"')
