@@ -61,7 +61,7 @@ PACKED = {
 EMBEDDING = "Wemb"
 """Part of the names of embeddings, which are not transposed."""
 SCALE = np.dtype("<f4")
-LEAST_SCALE = 1e-30
+MIN_SCALE = 1e-30
 """Scales above it have a finite inverse; those of models are far above it."""
 MAX_ARRAYS, MAX_NAME_BYTES, MAX_AXES = 100_000, 1_000, 8
 """Limits of a file; those of Marian's models are far smaller."""
@@ -170,7 +170,7 @@ def _array(name: str, shape: tuple[int, ...], kind: int, content: bytes) -> np.n
     if kind in PLAIN:
         return numbers.reshape(shape).copy()  # PyTorch needs memory to write to
     [scale] = np.frombuffer(content, SCALE, 1, offset=size * dtype.itemsize)
-    if not LEAST_SCALE < scale < math.inf:
+    if not MIN_SCALE < scale < math.inf:
         raise ValueError(f"the scale of {shown(name)} is {scale}")
     values = numbers * (np.float32(1) / scale)
     if EMBEDDING in name:
